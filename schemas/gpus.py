@@ -4,7 +4,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from slackwater.schemas.base import GPUS_MAX, NODE_GPUS_MAX, Count, NodeId, Record, Text
+from slackwater.schemas.base import GPUS_MAX, NODE_GPUS_MAX, Count, NodeId, Record, Seconds, Text
 
 Gpus = Annotated[int, msgspec.Meta(ge=0, le=GPUS_MAX)]
 """A number of GPUs."""
@@ -41,6 +41,8 @@ class Gpu(Record, kw_only=True, frozen=True):
     """0: it does not say."""
     fault: Text = ""
     """Why no job is given it; empty: it is healthy."""
+    idle_s: Seconds = 0.0
+    """For how long it has computed nothing; 0: it computes, or its driver does not say."""
 
 
 Within = Literal["", "node", "rack"]

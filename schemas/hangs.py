@@ -7,6 +7,7 @@ import msgspec
 from slackwater.schemas.base import (
     FINITE_MAX,
     WORKERS_MAX,
+    Count,
     IdText,
     Message,
     Name,
@@ -31,6 +32,10 @@ class RankLook(Record, kw_only=True, frozen=True):
     """Cores that all its processes keep busy."""
     stack: Stack = ""
     """The stacks of all its Python threads, the newest first, as faulthandler writes them."""
+    cpu_s: Annotated[float, msgspec.Meta(ge=0.0, le=FINITE_MAX)] = 0.0
+    """CPU time that those of its processes that live have taken."""
+    log_bytes: Count = 0
+    """Bytes that it has printed."""
     why: Text = ""
     """Says what kept the service from reading a stack."""
 

@@ -69,6 +69,9 @@ class MasterConfig(ServiceConfig, kw_only=True, frozen=True):
     """A job that its user would start by hand has failed when it is not started in this time."""
     node_silent_s: Duration = 30.0
     """The jobs of a worker node that was not heard for so many seconds have failed."""
+    idle_gpu_s: Annotated[float, msgspec.Meta(ge=0.0)] = 600.0
+    """A GPU of a running job that has computed nothing for so many seconds, by its driver, is told;
+    0: never."""
     rank_missing_s: Duration = 15.0
     """A rank that its node no longer runs has failed when no end of it is reported in this time."""
     facts_bytes: Annotated[int, msgspec.Meta(ge=64 * 1024, le=2**40)] = 64 * 1024**2

@@ -92,6 +92,7 @@ from slackwater.services.master import (
     goodput,
     gpu_policy,
     hangs,
+    idle_gpus,
     lifecycle,
     missing_ranks,
     node_list,
@@ -99,6 +100,7 @@ from slackwater.services.master import (
     rank_restarts,
     rerun,
     scaling,
+    silence,
     usage_listing,
 )
 from slackwater.services.master.config import MasterConfig
@@ -438,6 +440,8 @@ class Master:
             elif late_one := gang_starts.late_node(state, job, now_s):
                 gang_starts.give_up(state, job, *late_one, now_s)
         hangs.watch(state, job, now_s)
+        silence.watch(state, job, now_s)
+        idle_gpus.watch(state, job, now_s)
         lifecycle.advance(state, job)
         scaling.look_after(state, job, now_s)
         if job.record.state == "stopping":

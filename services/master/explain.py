@@ -14,6 +14,7 @@ import msgspec
 from slackwater.common.base.limits import LIST_BYTES_MAX
 from slackwater.schemas.base import JobId, Record
 from slackwater.schemas.jobs import JobRecord
+from slackwater.services.master import idle_gpus
 from slackwater.services.master.clusters import Clusters
 from slackwater.services.master.dispatch import room_of, waits_for_gpus, waits_here
 from slackwater.services.master.gangs import asked, processes
@@ -53,6 +54,7 @@ def shown(state: State, page: Iterable[Job], now_s: float) -> Iterator[JobRecord
         else:
             why = _why(job, state.clusters, now_s)
             why = why or unheard(job, state.config.agent_silent_s, now_s) or _grows(record)
+            why = why or idle_gpus.reason(job)
         yield msgspec.structs.replace(record, reason=why[:REASON_CHARS_MAX])
 
 

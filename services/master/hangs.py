@@ -8,7 +8,7 @@ else who does not wait in a collective by its stack, as all of them would.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from slackwater.common.base.effects import Count, Request
@@ -47,17 +47,21 @@ def watch(state: State, job: Job, now_s: float) -> None:
     if quiet is None:
         job.suspicion = None
         return
-    since_s, limit_s = quiet
+    since_s, limit_s, median_s = quiet
     found = job.suspicion
     if found is None or (found.hang is None and now_s - found.asked_s >= AGAIN_S):
-        job.suspicion = _ask(state, job, now_s)
+        named = _behind(job, now_s) or going(job)
+        job.suspicion = ask_ranks(state, job, named, now_s)
         return
-    whole = found.asked <= found.looks.keys() or now_s - found.asked_s > LOOKED_S
-    if found.hang is None and whole:
+    if found.hang is None and found.answered(now_s, LOOKED_S):
         ranks = _culprits(job, found, now_s)
         busy = any(found.looks.get(rank, RankLook()).cores >= BUSY_CORES for rank in ranks)
         if not busy or now_s - since_s > TIMES * limit_s:
-            _tell(state, job, found, ranks, since_s, now_s)
+            said = (
+                f"no iteration has ended for {now_s - since_s:.0f} s, where one takes "
+                f"{median_s:.2g} s"
+            )
+            found.hang = described(state, job, found.looks, ranks, since_s, said, now_s)
     allowed_s = job.record.spec.hang_timeout_s
     if found.hang is not None and allowed_s and now_s - since_s > max(allowed_s, limit_s):
         leave(state, job, (), now_s, reason=f"{found.hang.reason}; it is started again")
@@ -66,13 +70,15 @@ def watch(state: State, job: Job, now_s: float) -> None:
 
 def looked(state: State, job: Job, rank: int, answer: Message) -> None:
     """Take what a node says of a rank."""
-    if job.suspicion is not None and rank in job.suspicion.asked:
+    found = job.suspicion or (job.silence.look if job.silence is not None else None)
+    if found is not None and rank in found.asked:
         silent = RankLook(why=f"worker node {node_of(job.record, rank)} does not say where it is")
-        job.suspicion.looks[rank] = answer.look if isinstance(answer, RankLooked) else silent
+        found.looks[rank] = answer.look if isinstance(answer, RankLooked) else silent
 
 
 def hang_of(job: Job) -> Hang | None:
-    return job.suspicion.hang if job.suspicion is not None else None
+    found = job.suspicion or job.silence
+    return found.hang if found is not None else None
 
 
 def stands(stack: str) -> str:
@@ -82,13 +88,13 @@ def stands(stack: str) -> str:
     return f"{frame[1]}:{frame[2]} {frame[3]}" if frame else ""
 
 
-def _quiet(state: State, job: Job, now_s: float) -> tuple[float, float] | None:
-    """Since when no rank has gone on, and after how long that is a hang; None: it is none, or
-    there is a reason for it that is told elsewhere."""
+def _quiet(state: State, job: Job, now_s: float) -> tuple[float, float, float] | None:
+    """Since when no rank has gone on, after how long that is a hang, and how long an iteration
+    takes; None: it is none, or there is a reason for it that is told elsewhere."""
     record = job.record
     if record.state != "running" or not record.spec.program:
         return None
-    ranks = _going(job)
+    ranks = going(job)
     if any(job.awaited(rank) for rank in ranks):
         return None
     quiet = job.progress.quiet(ranks)
@@ -98,22 +104,28 @@ def _quiet(state: State, job: Job, now_s: float) -> tuple[float, float] | None:
     limit_s = max(TIMES * median_s, FLOOR_S)
     if now_s - since_s <= limit_s:
         return None
-    if record.cluster is not None and (
-        state.clusters.silent(record.cluster, now_s)
-        or state.clusters.waiting(record.cluster, job.id)
-    ):
-        return None  # Its aggregators are away.
-    return since_s, limit_s
+    if unserved(state, job, now_s):
+        return None
+    return since_s, limit_s, median_s
 
 
-def _going(job: Job) -> list[int]:
+def unserved(state: State, job: Job, now_s: float) -> bool:
+    """Say whether it waits for its aggregators."""
+    cluster = job.record.cluster
+    return cluster is not None and bool(
+        state.clusters.silent(cluster, now_s) or state.clusters.waiting(cluster, job.id)
+    )
+
+
+def going(job: Job) -> list[int]:
+    """List the ranks that have not ended."""
     ended = job.record.results
     return [rank for rank in range(processes(job.record)) if str(rank) not in ended]
 
 
-def _ask(state: State, job: Job, now_s: float) -> Suspicion:
-    named = _behind(job, now_s)
-    asked = set((named or _going(job))[:LOOKED_MAX])
+def ask_ranks(state: State, job: Job, ranks: Sequence[int], now_s: float) -> Suspicion:
+    """Ask their nodes where these ranks stand, LOOKED_MAX of them at most."""
+    asked = set(ranks[:LOOKED_MAX])
     for rank in sorted(asked):
         node = node_of(job.record, rank)
         if node is None:
@@ -129,46 +141,50 @@ def _ask(state: State, job: Job, now_s: float) -> Suspicion:
 def _behind(job: Job, now_s: float) -> list[int]:
     """Name the ranks that others say they wait for, else those that are behind; empty: none is."""
     at_s, waited_for, _, _ = job.stalled
-    going = _going(job)
-    if now_s - at_s <= FRESH_S and (named := [rank for rank in waited_for if rank in going]):
+    ranks = going(job)
+    if now_s - at_s <= FRESH_S and (named := [rank for rank in waited_for if rank in ranks]):
         return named
-    return job.progress.behind(going)
+    return job.progress.behind(ranks)
 
 
 def _culprits(job: Job, found: Suspicion, now_s: float) -> list[int]:
     ranks = sorted(found.asked)
     if behind := _behind(job, now_s):
         return [rank for rank in ranks if rank in behind] or behind[:1]
-    apart = [rank for rank in ranks if not _waits(found.looks.get(rank, RankLook()))]
+    apart = [rank for rank in ranks if not waits(found.looks.get(rank, RankLook()))]
     return apart or ranks
 
 
-def _waits(look: RankLook) -> bool:
+def waits(look: RankLook) -> bool:
+    """Say whether the rank stands where it waits for others."""
     if look.state == "T" or not look.stack:
         return False
     main = re.split(r"^(?:Current thread|Thread) ", look.stack, flags=re.MULTILINE)[-1]
     return any(_WAITS.search(line) for line in main.splitlines()[1:4])
 
 
-def _tell(
-    state: State, job: Job, found: Suspicion, ranks: Iterable[int], since_s: float, now_s: float
-) -> None:
+def described(
+    state: State,
+    job: Job,
+    looks: Mapping[int, RankLook],
+    ranks: Sequence[int],
+    since_s: float,
+    said: str,
+    now_s: float,
+) -> Hang:
+    """Tell people that the job hangs, and return it. `ranks` hold the others up; `said`: how that
+    is known."""
     hanging = tuple(
-        HangingRank(rank=rank, node=node, look=found.looks.get(rank, RankLook()))
+        HangingRank(rank=rank, node=node, look=looks.get(rank, RankLook()))
         for rank in ranks
         if (node := node_of(job.record, rank)) is not None
     )
-    said = "; ".join(_said(each) for each in hanging[:4])
+    places = "; ".join(_said(each) for each in hanging[:4])
     more = f" (and {len(hanging) - 4} more ranks)" if len(hanging) > 4 else ""
-    quiet = job.progress.quiet(_going(job))
-    usual_s = quiet[1] if quiet is not None else 0.0
-    reason = (
-        f"{said}{more}: no iteration has ended for {now_s - since_s:.0f} s, where one takes "
-        f"{usual_s:.2g} s"
-    )[:1024]
-    found.hang = Hang(since_s=since_s, reason=reason, ranks=hanging)
+    reason = f"{places}{more}: {said}"[:1024]
     state.tell(job, "hung", now_s, reason)
     state.out.append(Count("hangs"))
+    return Hang(since_s=since_s, reason=reason, ranks=hanging)
 
 
 def _said(one: HangingRank) -> str:

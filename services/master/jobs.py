@@ -7,6 +7,7 @@ import msgspec
 
 from slackwater.common.base.transitions import Story
 from slackwater.schemas.base import CONFLICT, NOT_FOUND, JobId, NodeId, Refused
+from slackwater.schemas.gpus import Gpu
 from slackwater.schemas.hangs import Hang, RankLook
 from slackwater.schemas.job_requests import RegisterJob
 from slackwater.schemas.job_states import TERMINAL_STATES, TRANSITIONS, WAITING_STATES, JobState
@@ -29,6 +30,23 @@ class Suspicion:
     looks: dict[int, RankLook] = field(default_factory=dict)
     hang: Hang | None = None
     """None: the nodes have not answered yet, or a rank computed."""
+
+    def answered(self, now_s: float, within_s: float) -> bool:
+        """Say whether all that were asked have answered, or had time to."""
+        return self.asked <= self.looks.keys() or now_s - self.asked_s > within_s
+
+
+@dataclass(slots=True)
+class Silence:
+    """Its job counts no iterations: when a rank was last seen to do anything (silence.py)."""
+
+    since_s: float
+    look: Suspicion
+    """The latest look; `compared`: with the one before it."""
+    compared: bool = False
+    before: dict[int, RankLook] = field(default_factory=dict)
+    before_s: float = 0.0
+    hang: Hang | None = None
 
 
 @dataclass(slots=True)
@@ -86,6 +104,10 @@ class Job:
     """When ranks died last that this master had started again."""
     suspicion: Suspicion | None = None
     """None: it goes on."""
+    idle_gpus: tuple[tuple[NodeId, Gpu], ...] = ()
+    """GPUs of it that compute nothing (idle_gpus.py)."""
+    silence: Silence | None = None
+    """None: it counts iterations, or is not watched."""
     story: Story = field(default_factory=Story, repr=False)
 
     def __post_init__(self) -> None:

@@ -13,7 +13,7 @@ from typing import Final, Literal, assert_never
 from slackwater.common.base.limits import WORKER_NODES_MAX
 from slackwater.schemas.base import JobId, NodeId
 from slackwater.schemas.cluster import WorkerHeartbeat
-from slackwater.schemas.gpus import NodeGpuIds
+from slackwater.schemas.gpus import Gpu, NodeGpuIds
 from slackwater.schemas.jobs import JobRecord
 from slackwater.services.master.gangs import asked
 from slackwater.services.master.snapshot import Capacity
@@ -161,6 +161,11 @@ class Nodes:
         """Under which the node's worker service answers."""
         entry = self._nodes.get(node)
         return entry.heartbeat.id if entry else node
+
+    def gpus_told(self, node: NodeId) -> tuple[Gpu, ...]:
+        """Return its GPUs as it told them last, faulty ones too."""
+        entry = self._nodes.get(node)
+        return entry.heartbeat.gpus if entry else ()
 
     def silent(self, node: NodeId, now_s: float) -> bool:
         entry = self._nodes.get(node)

@@ -175,6 +175,8 @@ def service_gauges(state: State, now_s: float) -> Iterator[Level]:
     yield Level("master_jobs_held", {}, len(state.held))
     hanging = sum(hang_of(job) is not None for job in state.unsettled.values())
     yield Level("master_jobs_hanging", {}, hanging)
+    idle = sum(len(job.idle_gpus) for job in state.unsettled.values())
+    yield Level("master_gpus_idle", {}, idle)
     for name, count in state.pool.counts().items():
         yield Level("master_aggregators", {"state": name}, count)
     for info in islice(tenants(state, now_s), TENANTS_MAX):

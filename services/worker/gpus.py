@@ -44,6 +44,8 @@ class Device(NamedTuple):
     """Why it cannot be trusted; empty: it can."""
     pids: tuple[int, ...]
     """Processes that compute on it."""
+    busy: float | None = None
+    """The part of the last moment in which it computed; None: the driver does not say."""
 
 
 class Driver(Protocol):
@@ -98,6 +100,7 @@ def _device(handle: Any) -> Device:
         fault = "its memory has no spare rows left; have it replaced"
     elif rows is not None and rows[2]:
         fault = "a row of its memory is to be replaced by a spare one; reset it"
+    rates = _asked(pynvml.nvmlDeviceGetUtilizationRates, handle)
     pids = tuple(process.pid for process in _asked(_computing, handle) or ())
     return Device(
         uuid=_text(pynvml.nvmlDeviceGetUUID(handle)),
@@ -105,6 +108,7 @@ def _device(handle: Any) -> Device:
         memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
         fault=fault,
         pids=pids,
+        busy=None if rates is None else rates.gpu / 100.0,
     )
 
 
@@ -133,13 +137,15 @@ class Inventory:
         self.gpus = configured_gpus(config, node)
         self.failure = ""
         """Why the driver did not answer last time."""
+        self._idle_since_s: dict[str, float] = {}
+        """The first look of those in a row that found a GPU idle, by its uuid."""
 
     @property
     def watched(self) -> bool:
         """Say whether `look` may find something new."""
         return self._driver is not None
 
-    def look(self, ours: frozenset[int]) -> tuple[Gpu, ...]:
+    def look(self, ours: frozenset[int], now_s: float) -> tuple[Gpu, ...]:
         """Ask the driver, and return the GPUs whose fault is another one now. `ours`: processes of
         this node's ranks. While the driver fails, every GPU that was there has that fault."""
         if self._driver is None:
@@ -156,6 +162,7 @@ class Inventory:
                 Gpu(
                     index=index, id=device.uuid, type=device.name,
                     memory_bytes=device.memory_bytes, fault=device.fault or _used(device, ours),
+                    idle_s=self._idle_s(device, now_s),
                 )
                 for index, device in enumerate(found)
             )  # fmt: skip
@@ -164,6 +171,13 @@ class Inventory:
             for gpu in self.gpus
             if gpu.fault != (before[gpu.id].fault if gpu.id in before else "")
         )
+
+    def _idle_s(self, device: Device, now_s: float) -> float:
+        """Return for how long each look found the GPU idle."""
+        if device.busy is None or device.busy > 0.0:
+            self._idle_since_s.pop(device.uuid, None)
+            return 0.0
+        return now_s - self._idle_since_s.setdefault(device.uuid, now_s)
 
     def claim(self, ids: Sequence[str]) -> list[int]:
         """Lock the GPUs' files, and return their descriptors for the rank's process to inherit;

@@ -177,7 +177,7 @@ class Processes:
         """Ask the driver for the GPUs now and then, and log what became of them."""
         while self._inventory.watched:
             ours = await asyncio.to_thread(self._containment.processes)
-            for gpu in await asyncio.to_thread(self._inventory.look, ours):
+            for gpu in await asyncio.to_thread(self._inventory.look, ours, port.now_s()):
                 if gpu.fault:
                     _log.warning("gpu.fault", gpu=gpu.id, index=gpu.index, reason=gpu.fault)
                 else:
@@ -320,8 +320,10 @@ class Processes:
     async def look_at(self, effect: LookAtProcesses) -> RankSeen:
         job, rank, attempt = effect.job, effect.rank, effect.attempt
         pids = await asyncio.to_thread(self._containment.processes_of, job, rank, attempt)
-        path = RankFiles(self._state_dir, job, rank, attempt).path("stacks")
-        look = await asyncio.to_thread(stacks.look, pids, path)
+        files = RankFiles(self._state_dir, job, rank, attempt)
+        look = await asyncio.to_thread(stacks.look, pids, files.path("stacks"))
+        printed = await asyncio.to_thread(files.log.end)
+        look = msgspec.structs.replace(look, log_bytes=printed)
         return RankSeen(effect.token, RankLooked(job=job, rank=rank, look=look))
 
     async def await_end(self, _: AwaitEnd) -> None:
@@ -437,7 +439,7 @@ def definition(config: WorkerConfig, world: World) -> ServiceDefinition:
     node = NodeId(config.node or config.id)
     core = WorkerCore(node, config.slots, config.stop_grace_s, config.keep_jobs)
     inventory = Inventory(config, node, nvidia() if config.gpus == "auto" else None)
-    inventory.look(frozenset())
+    inventory.look(frozenset(), world.clock.now_s())
     processes = Processes(config, inventory, world.bus, objects=world.objects)
     cores = config.cores or float(len(os.sched_getaffinity(0)))
     memory_bytes = config.memory_bytes or cgroup.memory_bytes()

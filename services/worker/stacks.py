@@ -55,18 +55,20 @@ def look(pids: Iterable[int], path: Path) -> RankLook:
     now = _processes(each.pid for each in before)
     ticks = sum(each.ticks for each in now) - sum(each.ticks for each in before)
     cores = max(0.0, ticks / _TICKS / CPU_S)
+    cpu_s = sum(each.ticks for each in now) / _TICKS
     if not now:
         return RankLook(why="no process of it is left")
     pythons = [each for each in now if _handles(each.pid)]
     program = min(pythons or now, key=lambda each: (each.start_ticks, each.pid))
     if any(each.state in "Tt" for each in now):
-        return RankLook(state="T", cores=cores, why="its process was stopped by a signal")
+        why = "its process was stopped by a signal"
+        return RankLook(state="T", cores=cores, cpu_s=cpu_s, why=why)
     if not pythons:
         why = "its program writes no stack: it is not Python, or was started without PYTHONPATH"
-        return RankLook(state=program.state, cores=cores, why=why)
+        return RankLook(state=program.state, cores=cores, cpu_s=cpu_s, why=why)
     stack = _stack(program.pid, path)
     why = "" if stack else f"its process did not write its stack within {WRITTEN_S:g} s"
-    return RankLook(state=program.state, cores=cores, stack=stack, why=why)
+    return RankLook(state=program.state, cores=cores, cpu_s=cpu_s, stack=stack, why=why)
 
 
 def _processes(pids: Iterable[int]) -> list[_Process]:

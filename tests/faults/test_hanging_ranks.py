@@ -86,3 +86,75 @@ async def test_a_rank_that_hangs_is_named(nodes: GpuNodes, way: str, tmp_path: P
         if way == "stopped":
             os.killpg(stopped.pid, signal.SIGCONT)
         await nodes.client.cancel(id)
+
+
+PLAIN = """
+import os, pathlib, sys, time
+
+def where_it_stands():
+    time.sleep(600)
+
+for number in range(8):
+    print("step", number, flush=True)
+    time.sleep(0.2)
+again = pathlib.Path(sys.argv[1], os.environ["RANK"])
+if not again.exists():
+    again.touch()
+    where_it_stands()
+"""
+
+
+async def test_a_program_without_an_agent_is_started_again(nodes: GpuNodes, tmp_path: Path) -> None:
+    """Neither rank prints or computes for half of the timeout: it is named; then it is over."""
+    script = tmp_path / "plain.py"
+    script.write_text(PLAIN)
+    spec = JobSpec(
+        id="plain", workers=2, gpus=2, program=("python", str(script), str(tmp_path)),
+        hang_timeout_s=12.0,
+    )  # fmt: skip
+    await nodes.client.submit(spec)
+    hang = await hang_of(nodes, "plain", NAMED_S)
+    assert hang is not None
+    assert f"hangs, in {script}:5 where_it_stands" in hang.reason
+    assert "it has printed and computed nothing for" in hang.reason
+    async with asyncio.timeout(60):
+        while True:
+            job = (await nodes.client.job_info("plain")).job
+            assert job.state != "failed", job.reason
+            if job.state == "completed":
+                break
+            await asyncio.sleep(0.2)
+    assert job.attempt == 1
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1200)
+async def test_an_hour_of_training_raises_no_alarm(tmp_path: Path) -> None:
+    """Four jobs train for fifteen minutes each, side by side; one in fifty iterations is nine times
+    as long as the others."""
+    script = tmp_path / "uneven.py"
+    script.write_text(
+        TRAIN.replace(
+            "time.sleep(0.05)", "time.sleep(SHORT_S * (9 if iteration % 50 == 49 else 1))"
+        )
+        .replace("import sys,", "SHORT_S = 1.2\nimport sys,")
+        .replace("agent.rank == 2 and iteration == 40", "False")
+        .replace("{what}", "pass")
+    )
+    seen: dict[str, int] = {}
+    async with gpu_nodes(4, 2) as nodes:
+        ids = [f"hour-{number}" for number in range(4)]
+        for id in ids:
+            program = ("python", str(script))
+            await nodes.client.submit(
+                JobSpec(id=id, workers=2, gpus=2, iterations=100_000, program=program)
+            )
+        await asyncio.gather(*(beyond(nodes, id, 3) for id in ids))
+        for _ in range(900):
+            for id in ids:
+                info = await nodes.client.job_info(id)
+                assert (info.job.state, info.hang) == ("running", None), info.job.reason
+                assert info.progress is not None
+                seen[id] = info.progress.iteration
+            await asyncio.sleep(1.0)
+    assert min(seen.values()) > 400, seen

@@ -173,6 +173,7 @@ _JOB: Final[dict[str, Callable[[JobEvent], str]]] = {
     "held": lambda fact: f"{fact.job} is held back by its user",
     "released": lambda fact: f"{fact.job} may run again: its user lets it go on",
     "hung": lambda fact: f"{fact.job} hangs: {fact.reason}",
+    "gpus-idle": lambda fact: f"{fact.job} wastes GPUs: {fact.reason}",
     "resized": lambda fact: f"{fact.job} is resized" + _held(fact) + _why(fact),
     "placed": lambda fact: f"{fact.job} is sent to cluster {fact.cluster}",
     "completed": lambda fact: ended(fact.job, "completed"),

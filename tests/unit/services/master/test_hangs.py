@@ -1,7 +1,9 @@
 """Jobs that hang, the rank that holds the others up, and jobs that only take their time."""
 
+from random import Random
 from typing import Any
 
+import msgspec
 import pytest
 from tests.unit.services.master.test_gpu_dispatch import GpuHarness
 
@@ -49,10 +51,10 @@ class Training(GpuHarness):
         )  # fmt: skip
         self.see(message)
 
-    def pass_s(self, seconds: float, *going: int, each: Any = None) -> None:
+    def pass_s(self, seconds: float, *going: int, each: Any = None, reports: bool = True) -> None:
         """Let time pass while the ranks `going` end iterations, and all others only live."""
         for _ in range(round(seconds)):
-            for rank in range(4):
+            for rank in range(4 if reports else 0):
                 self.report(rank, *(ITERATION_S,) * (2 if rank in going else 0))
             for node, ranks in (("n1", (0, 1)), ("n2", (2, 3))):
                 self.hear(node)
@@ -76,6 +78,13 @@ class Training(GpuHarness):
                     self.looked.append(rank)
                     looked = RankLooked(job="a", rank=rank, look=self.looks[rank])
                     self.step(Answered(LookKey(JobId("a"), rank), looked))
+
+    def print_s(self, seconds: int, rank: int = 0) -> None:
+        """Let time pass while only this rank prints."""
+        for _ in range(seconds):
+            look = self.looks[rank]
+            self.looks[rank] = msgspec.structs.replace(look, log_bytes=look.log_bytes + 1)
+            self.pass_s(1)
 
     def hang(self) -> Hang | None:
         answer = self.answer(GetJob(job="a"))
@@ -180,5 +189,125 @@ def test_it_is_started_again_where_its_spec_says_so() -> None:
         training.confirm(f"stop@{node}/a")
     assert (training.job("a").state, training.job("a").attempt) == ("starting", 1)
     assert training.hang() is None
-    training.pass_s(30)
+    training.print_s(30)
     assert len(training.told()) == 1, "the new attempt has told nothing yet"
+
+
+# Programs that count no iterations ----------------------------------------------------------------
+
+QUIET: dict[str, Any] = {"hang_timeout_s": 40.0}
+
+
+def spin(training: Training, rank: int, seconds: int, cores: float, lines: int = 1) -> None:
+    """Let a rank compute for so long, at so many lines in turn."""
+    for second in range(seconds):
+        look = training.looks[rank]
+        stack = look.stack.replace("line 9", f"line {9 + second % lines}")
+        cpu_s = look.cpu_s + cores
+        training.looks[rank] = msgspec.structs.replace(look, cpu_s=cpu_s, cores=cores, stack=stack)
+        training.pass_s(1)
+        training.looks[rank] = msgspec.structs.replace(training.looks[rank], stack=look.stack)
+
+
+def test_a_job_that_neither_prints_nor_computes_hangs() -> None:
+    training = Training(**QUIET)
+    training.looks[2] = SLEEPS
+    training.print_s(60)
+    assert training.told() == []
+    training.pass_s(19)
+    assert training.told() == []
+    training.pass_s(8)
+    (reason,) = training.told()
+    assert reason.startswith(
+        "rank 2 on n2 hangs, in train.py:7 load: it has printed and computed nothing for 2"
+    )
+    hang = training.hang()
+    assert hang is not None
+    assert [one.rank for one in hang.ranks] == [2]
+    assert training.job("a").state == "running"
+    training.pass_s(22)
+    assert training.job("a").state == "stopping"
+
+
+def test_what_it_prints_ends_its_hang() -> None:
+    training = Training(**QUIET)
+    training.pass_s(32)
+    assert training.hang() is not None
+    training.print_s(8)
+    assert training.hang() is None
+    assert training.job("a").state == "running"
+
+
+def test_a_rank_that_computes_goes_on() -> None:
+    training = Training(**QUIET)
+    training.looks[1] = SLEEPS
+    spin(training, 1, 120, 1.0)
+    assert training.told() == []
+
+
+def test_a_rank_that_spins_in_a_collective_waits() -> None:
+    """NCCL lets it spin so. One that is seen at several lines goes on."""
+    training = Training(**QUIET)
+    spin(training, 1, 120, 1.0, lines=7)
+    assert training.told() == []
+    spin(training, 1, 40, 1.0)
+    assert training.told()
+
+
+def test_without_a_timeout_nobody_is_asked() -> None:
+    training = Training()
+    training.pass_s(120)
+    assert (training.looked, training.told()) == ([], [])
+
+
+def test_one_whose_ranks_cannot_be_seen_is_not_judged() -> None:
+    training = Training(**QUIET)
+    training.looks[3] = RankLook(why="no process of it is left")
+    training.pass_s(120)
+    assert training.told() == []
+
+
+def test_one_that_begins_to_iterate_is_watched_by_its_iterations() -> None:
+    training = Training(**QUIET)
+    training.pass_s(30)
+    assert training.hang() is not None
+    training.pass_s(20, *ALL)
+    assert training.hang() is None
+    training.looks[1] = SLEEPS
+    training.pass_s(14)
+    assert "no iteration has ended for 1" in training.told()[-1]
+
+
+def train_an_hour(seed: int) -> tuple[Training, int]:
+    """Iterate, each rank a little differently, for up to 2 s; one in fifty takes nine times as
+    long. Returns how many were ended."""
+    rng, training = Random(seed), Training(hang_timeout_s=60.0)
+    usual_s = 10 ** rng.uniform(-1.7, 0.3)
+    pending: list[list[float]] = [[] for _ in ALL]
+    due_s = 0.0
+    for second in range(3600):
+        while due_s <= second:
+            slowest_s = usual_s * (9.0 if rng.random() < 0.02 else rng.uniform(0.8, 1.2))
+            for rank in ALL:
+                pending[rank].append(slowest_s * rng.uniform(0.95, 1.0))
+            due_s += slowest_s
+        for rank in ALL:
+            if (second + rank) % 2 == 0 or pending[rank]:  # Each second, or each two seconds.
+                training.report(rank, *pending[rank])
+                pending[rank].clear()
+        training.pass_s(1, reports=False)
+    return training, training.iterations[0]
+
+
+def test_uneven_iterations_raise_no_alarm_in_an_hour() -> None:
+    """3,600 steps of the master: some seconds."""
+    training, ended = train_an_hour(0)
+    assert ended > 1000
+    assert training.told() == []
+
+
+@pytest.mark.nightly
+def test_uneven_iterations_raise_no_alarm_in_a_hundred_hours() -> None:
+    for seed in range(1, 101):
+        training, _ = train_an_hour(seed)
+        assert training.told() == [], seed

@@ -37,7 +37,7 @@ def inventory(folder: Path, driver: PlayedDriver | None, **config: Any) -> Inven
 
 def test_the_driver_s_gpus_are_told_by_uuid_type_and_memory(tmp_path: Path) -> None:
     made = inventory(tmp_path, PlayedDriver(V100, V100._replace(uuid="GPU-2")))
-    made.look(frozenset())
+    made.look(frozenset(), 0.0)
     assert [(gpu.index, gpu.id, gpu.type) for gpu in made.gpus] == [
         (0, "GPU-1", "Tesla V100-SXM2-32GB"),
         (1, "GPU-2", "Tesla V100-SXM2-32GB"),
@@ -47,7 +47,7 @@ def test_the_driver_s_gpus_are_told_by_uuid_type_and_memory(tmp_path: Path) -> N
 
 def test_a_number_in_the_configuration_counts_instead(tmp_path: Path) -> None:
     made = inventory(tmp_path, PlayedDriver(V100), gpus=2, gpu_type="fake")
-    assert made.look(frozenset()) == ()
+    assert made.look(frozenset(), 0.0) == ()
     assert [gpu.id for gpu in made.gpus] == ["n1/0", "n1/1"]
     assert not made.watched
     assert inventory(tmp_path, PlayedDriver(V100), gpus=0).gpus == ()
@@ -55,28 +55,49 @@ def test_a_number_in_the_configuration_counts_instead(tmp_path: Path) -> None:
 
 def test_without_driver_and_number_a_node_has_no_gpus(tmp_path: Path) -> None:
     made = inventory(tmp_path, None)
-    assert (made.look(frozenset()), made.gpus) == ((), ())
+    assert (made.look(frozenset(), 0.0), made.gpus) == ((), ())
 
 
 def test_a_gpu_on_which_a_stranger_computes_is_not_given_to_jobs(tmp_path: Path) -> None:
     driver = PlayedDriver(V100._replace(pids=(41, 42)))
     made = inventory(tmp_path, driver)
-    (gpu,) = made.look(frozenset({41}))
+    (gpu,) = made.look(frozenset({41}), 0.0)
     assert gpu.fault == "process 42 computes on it, and no job of this node started that"
-    assert made.look(frozenset({41})) == (), "it is told once"
-    (gpu,) = made.look(frozenset({41, 42}))
+    assert made.look(frozenset({41}), 0.0) == (), "it is told once"
+    (gpu,) = made.look(frozenset({41, 42}), 0.0)
     assert gpu.fault == ""
+
+
+def test_a_gpu_is_idle_from_the_first_look_of_those_in_a_row(tmp_path: Path) -> None:
+    driver = PlayedDriver(V100._replace(busy=0.0))
+    made = inventory(tmp_path, driver)
+    idle_s = []
+    for now_s, busy in (
+        (5.0, 0.0),
+        (15.0, 0.0),
+        (25.0, 0.0),
+        (35.0, 0.01),
+        (45.0, 0.0),
+        (55.0, 0.0),
+    ):
+        driver.found = [V100._replace(busy=busy)]
+        made.look(frozenset(), now_s)
+        idle_s.append(made.gpus[0].idle_s)
+    assert idle_s == [0.0, 10.0, 20.0, 0.0, 0.0, 10.0]
+    driver.found = [V100]
+    made.look(frozenset(), 65.0)
+    assert made.gpus[0].idle_s == 0.0, "it does not say"
 
 
 def test_a_driver_that_fails_makes_its_gpus_faulty_until_it_answers(tmp_path: Path) -> None:
     driver = PlayedDriver(V100)
     made = inventory(tmp_path, driver)
-    made.look(frozenset())
+    made.look(frozenset(), 0.0)
     driver.fails = "NVML: GPU is lost"
-    (gpu,) = made.look(frozenset())
+    (gpu,) = made.look(frozenset(), 0.0)
     assert (gpu.id, gpu.fault) == ("GPU-1", "NVML: GPU is lost")
     driver.fails = ""
-    (gpu,) = made.look(frozenset())
+    (gpu,) = made.look(frozenset(), 0.0)
     assert gpu.fault == ""
 
 
@@ -113,6 +134,9 @@ class Library:
             "nvmlDeviceGetMemoryInfo": lambda handle: SimpleNamespace(total=2**36),
             "nvmlDeviceGetTotalEccErrors": lambda handle, *_: self.told(handle, self.errors),
             "nvmlDeviceGetRemappedRows": lambda handle: self.told(handle, self.rows),
+            "nvmlDeviceGetUtilizationRates": lambda handle: self.told(
+                handle, SimpleNamespace(gpu=40)
+            ),
             "nvmlDeviceGetComputeRunningProcesses": lambda handle: [SimpleNamespace(pid=7)],
         }
         for name, function in played.items():
@@ -129,7 +153,7 @@ def test_what_nvml_tells_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = nvidia()
     assert driver is not None
     assert driver.devices() == [
-        Device("GPU-0", "NVIDIA A100", 2**36, "", (7,)),
+        Device("GPU-0", "NVIDIA A100", 2**36, "", (7,), 0.4),
         Device("GPU-1", "NVIDIA A100", 2**36, "", (7,)),
     ]
     library.errors = 3
