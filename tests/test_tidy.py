@@ -66,7 +66,7 @@ SHELLS = {
     "profiler": set(),
     "slabd": {"monitor", "sessions", "slabs"},
     "worker": {"accounts", "becoming", "code", "containment", "environment", "gone", "gpus",
-               "logreader", "processes", "ranklog", "relay", "stacks", "tokens", "warm",
+               "logreader", "ports", "processes", "ranklog", "relay", "stacks", "tokens", "warm",
                "warm_program"},
 }  # fmt: skip
 """Modules of each service that do I/O, beside its `shell` and `__main__`. All others are pure."""

@@ -6,7 +6,6 @@ given for itself (credentials, addresses, a service manager's sockets) is none o
 
 import os
 import shutil
-import socket
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -113,13 +112,6 @@ def cannot_start(program: tuple[str, ...], folder: str, path: str | None = None)
     if is_script and not os.path.isfile(os.path.join(folder, script)):
         return f"there is no script {script} in {folder or os.getcwd()}; {remedy}"
     return ""
-
-
-def idle_port() -> int:
-    """Find a port that nobody listens on now."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
 
 
 def short_of_room(state_dir: Path) -> str:

@@ -51,12 +51,7 @@ from slackwater.services.worker.effects import (
     WatchRank,
     WorkerAction,
 )
-from slackwater.services.worker.environment import (
-    cannot_start,
-    idle_port,
-    rank_environment,
-    short_of_room,
-)
+from slackwater.services.worker.environment import cannot_start, rank_environment, short_of_room
 from slackwater.services.worker.events import (
     JobsPruned,
     ProcessesFound,
@@ -69,6 +64,7 @@ from slackwater.services.worker.gone import gone
 from slackwater.services.worker.gpus import LOOK_S as GPU_LOOK_S
 from slackwater.services.worker.gpus import GpuHeld, Inventory, nvidia
 from slackwater.services.worker.logreader import LogReader
+from slackwater.services.worker.ports import KeptPorts
 from slackwater.services.worker.processes import (
     Identity,
     Intent,
@@ -119,6 +115,7 @@ class Processes:
         self._containment = Containment(self._state_dir, cgroup.own() if config.cgroups else None)
         self._accounts = Accounts(config.accounts)
         self._code = CodeStore(self._state_dir, objects)
+        self._ports = KeptPorts()
         self._watched: dict[tuple[str, int], _Watched] = {}
         self._tasks = Tasks(self._failed)
         self.warm = Warm(config, begins=_warm_at_once(config, inventory))
@@ -137,6 +134,7 @@ class Processes:
 
     async def stop(self) -> None:
         await self._tasks.close()
+        self._ports.close()
         await self._relay.stop()
 
     @property
@@ -203,7 +201,9 @@ class Processes:
         except CodeMissing as error:
             why = str(error)
         why = why or cannot_start(effect.program, folder, effect.path)
-        host, port = self._config.address or socket.gethostname(), idle_port()
+        host, now_s = self._config.address or socket.gethostname(), time.monotonic()
+        ranks = (*self._watched, *self._starting)
+        port = self._ports.take(effect.job, effect.attempt, ranks, now_s)
         digest = "" if why else script_digest(effect.program, folder)
         return ProgramLooked(effect.token, effect.job, effect.attempt, why, host, port, digest)
 

@@ -2,6 +2,7 @@
 
 import socket
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -18,8 +19,9 @@ from slackwater.schemas.workers import (
 )
 from slackwater.services.worker.core import STOPPED_S, WorkerCore
 from slackwater.services.worker.effects import LookAtProgram, ReservationDue, RunRank
-from slackwater.services.worker.environment import cannot_start, gang_environment, idle_port
+from slackwater.services.worker.environment import cannot_start, gang_environment
 from slackwater.services.worker.events import Found, ProcessesFound, ProcessExited, ProgramLooked
+from slackwater.services.worker.ports import KeptPorts
 
 PROGRAM = ("python", "train.py")
 
@@ -246,6 +248,26 @@ def test_a_rank_is_told_its_place_as_torchrun_does() -> None:
     }  # fmt: skip
 
 
-def test_a_port_is_one_that_can_be_listened_on() -> None:
-    with socket.create_server(("127.0.0.1", idle_port())):
-        pass
+def test_a_port_is_kept_for_rank_0_alone_until_another_attempt() -> None:
+    with closing(KeptPorts()) as ports:
+        port = ports.take("a", 0, (), 0.0)
+        assert ports.take("a", 0, (), RESERVED_S + 1.0) == port, "it is repeated"
+        with socket.socket() as stranger, pytest.raises(OSError, match="in use"):
+            stranger.bind(("", port))
+        at = ("127.0.0.1", port)
+        with socket.create_server(("", port)) as rank, socket.create_connection(at):
+            rank.accept()[0].close()
+        others = {ports.take(f"j{n}", 0, (), 0.0) for n in range(50)}
+        assert port not in others
+        assert len(others) == 50
+        assert ports.take("a", 1, (), 0.0) != port
+
+
+def test_ports_of_jobs_that_never_came_are_given_up() -> None:
+    with closing(KeptPorts()) as ports:
+        runs, gone = (ports.take(job, 0, (), 0.0) for job in ("runs", "gone"))
+        ports.take("new", 0, [("runs", 0)], RESERVED_S + 1.0)
+        with socket.socket() as other:
+            other.bind(("", gone))
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(("", runs))
