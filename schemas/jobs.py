@@ -89,6 +89,10 @@ CHECKPOINT_VARIABLE: Final = "SLACKWATER_CHECKPOINT"
 
 CodeDigest = Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{64})?\Z")]
 """A pack of code, by its SHA-256; empty: the program is on its nodes."""
+VenvDigest = CodeDigest
+"""A pack of a virtual environment, by its SHA-256; empty: its interpreter is the nodes' own."""
+VENV_OBJECT: Final = "venv-"
+"""Begins the names of virtual environments in the object store, beside packs of code."""
 
 
 class TensorSpec(Record, kw_only=True, frozen=True):
@@ -190,6 +194,9 @@ class JobSpec(Record, kw_only=True, frozen=True):
     code: CodeDigest = ""
     """The pack of code, by its digest, that its nodes get and run it in (`slackwater submit
     --workdir` makes it); `folder` is one within it then. Empty: its nodes have the code."""
+    venv: VenvDigest = ""
+    """The virtual environment, by its digest, that its nodes get, and whose `python` and programs
+    it runs (`slackwater submit --venv` makes it). Empty: it runs what its nodes have."""
     env: Environment = msgspec.field(default_factory=dict)
     """Environment variables of its program, beside those of the worker service. Whoever may see the
     job sees their values."""

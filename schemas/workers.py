@@ -18,13 +18,13 @@ from slackwater.schemas.base import (
     Workers,
 )
 from slackwater.schemas.gpus import NodeAllocation, NodeGpuIds
-from slackwater.schemas.jobs import CodeDigest, Environment, GraceSeconds, Program
+from slackwater.schemas.jobs import CodeDigest, Environment, GraceSeconds, Program, VenvDigest
 
 
 class PrepareWorkers(Message, kw_only=True, frozen=True, tag="worker.prepare"):
     """Master to worker service: keep room for these ranks, and see that their program can start.
     Answered by Prepared, or Refused; a gang is started once all of its nodes are prepared.
-    Idempotent. The room is kept until the ranks start, are told to stop, or for RESERVED_S."""
+    Idempotent. The room is kept until the ranks start, are told to stop, or for `room_s`."""
 
     job: IdText
     attempt: Attempt
@@ -37,6 +37,8 @@ class PrepareWorkers(Message, kw_only=True, frozen=True, tag="worker.prepare"):
     """The GPUs of `ranks`."""
     pack: CodeDigest = ""
     """The code that the program runs in; empty: it is there."""
+    venv: VenvDigest = ""
+    """The virtual environment that the program runs in; empty: the node's own Python."""
 
 
 class Prepared(Message, kw_only=True, frozen=True, tag="worker.prepared"):
@@ -53,6 +55,20 @@ class Prepared(Message, kw_only=True, frozen=True, tag="worker.prepared"):
 RESERVED_S: Final = 12.0
 """Seconds that a node keeps room for ranks that are not started, and obeys the order to start them.
 A master orders that, or gives them up, sooner."""
+FETCH_S: Final = 90.0
+"""Seconds that the nodes of a gang have more to fetch its code."""
+FETCH_VENV_S: Final = 600.0
+"""Seconds that they have more to fetch its virtual environment."""
+
+
+def room_s(pack: str, venv: str) -> float:
+    """Return the seconds that a node keeps room for ranks of these packs."""
+    return RESERVED_S + fetch_s(pack, venv)
+
+
+def fetch_s(pack: str, venv: str) -> float:
+    """Return the seconds that nodes may take longer to prepare, some of them than others."""
+    return FETCH_VENV_S if venv else FETCH_S if pack else 0.0
 
 
 class StartWorkers(Message, kw_only=True, frozen=True, tag="worker.start"):
@@ -86,6 +102,7 @@ class StartWorkers(Message, kw_only=True, frozen=True, tag="worker.start"):
     """Seconds from SIGTERM to SIGKILL; 0: the service's own `stop_grace_s`."""
     env: Environment = msgspec.field(default_factory=dict)
     pack: CodeDigest = ""
+    venv: VenvDigest = ""
 
     def __post_init__(self) -> None:
         if len(set(self.ranks)) < len(self.ranks):

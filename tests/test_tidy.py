@@ -65,9 +65,9 @@ SHELLS = {
     "master": {"fact_stream"},
     "profiler": set(),
     "slabd": {"monitor", "sessions", "slabs"},
-    "worker": {"accounts", "becoming", "code", "containment", "environment", "gone", "gpus",
-               "logreader", "ports", "processes", "ranklog", "relay", "stacks", "tokens", "warm",
-               "warm_program"},
+    "worker": {"accounts", "becoming", "code", "containment", "environment", "gauges", "gone",
+               "gpus", "logreader", "ports", "processes", "ranklog", "relay", "stacks", "tokens",
+               "venvs", "warm", "warm_program"},
 }  # fmt: skip
 """Modules of each service that do I/O, beside its `shell` and `__main__`. All others are pure."""
 

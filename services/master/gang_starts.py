@@ -10,6 +10,7 @@ one tries the same again and again.
 from typing import Final
 
 from slackwater.schemas.base import NodeId
+from slackwater.schemas.workers import fetch_s
 from slackwater.services.master.jobs import Job
 from slackwater.services.master.keys import Verb
 from slackwater.services.master.lifecycle import (
@@ -24,8 +25,6 @@ from slackwater.services.master.state import State
 STEP_S: Final = 5.0
 """Seconds that the nodes of a gang have to keep room for it, all together; and again to start it.
 """
-FETCH_S: Final = 90.0
-"""Seconds that they have more to fetch its code."""
 
 
 def late_node(state: State, job: Job, now_s: float) -> tuple[NodeId, str] | None:
@@ -37,8 +36,8 @@ def late_node(state: State, job: Job, now_s: float) -> tuple[NodeId, str] | None
     verb: Verb = "prepare" if job.unprepared else "start"
     if job.begun is None or job.begun[0] != verb:
         job.begun = verb, now_s
-    fetches = verb == "prepare" and record.spec.code
-    if now_s - job.begun[1] < STEP_S + (FETCH_S if fetches else 0.0):
+    more_s = fetch_s(record.spec.code, record.spec.venv) if verb == "prepare" else 0.0
+    if now_s - job.begun[1] < STEP_S + more_s:
         return None
     late = job.unprepared or job.unstarted
     if not late:

@@ -152,6 +152,7 @@ def _order_prepare(state: State, job: Job, node: NodeId, placed: tuple[int, ...]
         env=spec.env,
         gpu_ids=record.gpu_ids.get(node, ()),
         pack=spec.code,
+        venv=spec.venv,
     )
     order = job.order("prepare", node)
     state.ask(job, order, _worker(state, node, "prepare"), prepare)
@@ -194,6 +195,7 @@ def _start(job: Job, node: NodeId, ranks: tuple[int, ...]) -> StartWorkers:
         grace_s=spec.grace_s,
         env=launch_environment(spec),
         pack=spec.code,
+        venv=spec.venv,
     )
 
 

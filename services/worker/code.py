@@ -10,15 +10,16 @@ import hashlib
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 from weakref import WeakValueDictionary
 
 import structlog
 
 from slackwater.common.base.errors import Rejected, SlackwaterError
 from slackwater.common.base.private_files import private_folder
-from slackwater.common.store.code_packs import unpack
+from slackwater.common.store.code_packs import CODE
 from slackwater.common.store.objects import Objects
+from slackwater.common.store.packs import unpack
 
 log = structlog.get_logger()
 PACKS_BYTES_MAX: Final = 2 * 1024**3
@@ -29,7 +30,7 @@ _BESIDE_BYTES_MAX: Final = 16 * 1024**2
 
 
 class CodeMissing(SlackwaterError):
-    """A job's code could not be fetched or unpacked."""
+    """A job's code, or its virtual environment, could not be fetched or unpacked."""
 
 
 class CodeStore:
@@ -58,9 +59,7 @@ class CodeStore:
                     return
                 target.parent.mkdir(mode=0o700, exist_ok=True)
                 if not await asyncio.to_thread(self._unpacked, code, target):
-                    payload = await self._fetched(code)
-                    await asyncio.to_thread(unpack, payload, code, target)
-                    await asyncio.to_thread(self._keep, self._pack(code), payload)
+                    await self._fetch(code, target)
         except (SlackwaterError, OSError) as error:
             raise CodeMissing(f"its code cannot be had: {error}") from error
 
@@ -75,7 +74,8 @@ class CodeStore:
         kept = self._pack(code)
         try:
             os.utime(kept)
-            unpack(kept.read_bytes(), code, target)
+            with kept.open("rb") as file:
+                unpack(file, code, target, CODE)
         except FileNotFoundError:
             return False
         except Rejected as error:
@@ -84,23 +84,23 @@ class CodeStore:
             return False
         return True
 
-    async def _fetched(self, code: str) -> bytes:
-        if self._objects is None:
-            raise Rejected(f"this node has no object store to fetch the code {code[:12]} from")
-        payload = await self._objects.get(code)
-        if payload is None:
-            raise Rejected(
-                f"the code {code[:12]} is not stored any more; submit the job again with --workdir"
-            )
-        return payload
-
-    def _keep(self, kept: Path, payload: bytes) -> None:
-        """Keep a pack whose bytes are known to be right, and let the oldest go. Others may do the
-        same at once."""
+    async def _fetch(self, code: str, target: Path) -> None:
+        """Fetch and unpack the pack, and keep it once its bytes are known to be right."""
         private_folder(self._packs)
+        kept = self._pack(code)
         fresh = kept.with_suffix(".new")
-        fresh.write_bytes(payload)
-        fresh.replace(kept)
+        try:
+            with fresh.open("w+b") as file:
+                await fetch(self._objects, code, file, f"the code {code[:12]}", "--workdir")
+                file.seek(0)
+                await asyncio.to_thread(unpack, file, code, target, CODE)
+            fresh.replace(kept)
+        finally:
+            fresh.unlink(missing_ok=True)
+        await asyncio.to_thread(self._let_go, kept)
+
+    def _let_go(self, kept: Path) -> None:
+        """Let the oldest packs go. Others may do the same at once."""
         found = []
         for path in self._packs.glob("*.tar.gz"):
             with suppress(FileNotFoundError):
@@ -110,6 +110,16 @@ class CodeStore:
             nbytes += stat.st_size
             if nbytes > PACKS_BYTES_MAX and path != kept:
                 path.unlink(missing_ok=True)
+
+
+async def fetch(
+    objects: Objects | None, name: str, target: IO[bytes], what: str, option: str
+) -> None:
+    """Write a stored pack to the open file. Raises SlackwaterError, OSError."""
+    if objects is None:
+        raise Rejected(f"this node has no object store to fetch {what} from")
+    if not await objects.get(name, target):
+        raise Rejected(f"{what} is not stored any more; submit the job again with {option}")
 
 
 def script_digest(program: tuple[str, ...], folder: str) -> str:

@@ -61,6 +61,9 @@ class WorkerConfig(ServiceConfig, kw_only=True, frozen=True):
     """How long they are kept."""
     jobs_kept_bytes: Annotated[int, msgspec.Meta(ge=0)] = 4 * 1024**3
     """Bytes of their files together."""
+    venvs_bytes_max: Annotated[int, msgspec.Meta(ge=0)] = 16 * 1024**3
+    """Bytes of unpacked virtual environments (`submit --venv`) that are kept for the next job; the
+    ones used longest ago go first, one that a rank uses never."""
 
 
 def configured_gpus(config: WorkerConfig, node: NodeId) -> tuple[Gpu, ...]:

@@ -44,12 +44,12 @@ from slackwater.schemas.base import (
 from slackwater.schemas.hangs import LookAtRank
 from slackwater.schemas.logs import ReadLog
 from slackwater.schemas.workers import (
-    RESERVED_S,
     Prepared,
     PrepareWorkers,
     StartWorkers,
     StopWorkers,
     WorkerExited,
+    room_s,
 )
 from slackwater.services.worker.effects import (
     AwaitEnd,
@@ -281,10 +281,13 @@ class WorkerCore:
         if new and (refused := self._no_room(job, new, message.gpu_ids, message.program)):
             return [Reply(token, refused)]
         if known is None or known.attempt < attempt:
-            self._reserved[job] = _Reserved(attempt, new, message.gpu_ids if new else ())
+            kept_s = room_s(message.pack, message.venv)
+            gpu_ids = message.gpu_ids if new else ()
+            self._reserved[job] = _Reserved(attempt, new, gpu_ids, seconds=kept_s)
         path = message.env.get("PATH")
         program, folder = message.program, message.folder
-        return [LookAtProgram(token, job, attempt, program, folder, path, message.pack)]
+        packs = message.pack, message.venv
+        return [LookAtProgram(token, job, attempt, program, folder, path, *packs)]
 
     def _meeting(self, job: JobId, message: StartWorkers) -> StartWorkers:
         """Give up the kept room, and let ranks that start later meet where the others do."""
@@ -316,7 +319,7 @@ class WorkerCore:
         if (
             kept is not None
             and kept.attempt == message.job_attempt
-            and (kept.rendezvous or now_s - kept.since_s <= RESERVED_S)
+            and (kept.rendezvous or now_s - kept.since_s <= kept.seconds)
         ):
             return None
         reason = f"{self._node}: no room is kept for attempt {message.job_attempt} of job {job}"
@@ -338,7 +341,7 @@ class WorkerCore:
         if not kept.port:
             kept.host, kept.port = event.host, event.port
         kept.since_s = now_s
-        due = StartTimer(ReservationDue(event.job, event.attempt), now_s + RESERVED_S)
+        due = StartTimer(ReservationDue(event.job, event.attempt), now_s + kept.seconds)
         answer = Prepared(host=kept.host, port=kept.port, code=event.code)
         return [due, Reply(event.token, answer)]
 
@@ -491,5 +494,5 @@ class WorkerCore:
 def _run(rank: _Rank, asked: StartWorkers | Found) -> RunRank:
     return RunRank(
         rank.job, rank.rank, rank.attempt, asked.workers, asked.program, asked.folder,
-        rank.gpu_ids, asked.allocation, asked.env, asked.rendezvous, asked.pack,
+        rank.gpu_ids, asked.allocation, asked.env, asked.rendezvous, asked.pack, asked.venv,
     )  # fmt: skip

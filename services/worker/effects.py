@@ -30,6 +30,7 @@ class RunRank(Action):
     env: dict[str, str] = field(default_factory=dict)
     rendezvous: str = ""
     pack: str = ""
+    venv: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,8 @@ class LookAtProgram(Action):
     """Where to look for the program, as its own environment says; None: as the service's does."""
     pack: str = ""
     """The pack of code to fetch before, which the program runs in."""
+    venv: str = ""
+    """The virtual environment to fetch before."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,12 +42,12 @@ def inherited(environment: Mapping[str, str], more: Sequence[str] = ()) -> dict[
 
 
 def rank_environment(
-    effect: RunRank, config: WorkerConfig, node: NodeId, result: Path
+    effect: RunRank, config: WorkerConfig, node: NodeId, result: Path, venv: str = ""
 ) -> dict[str, str]:
-    """Make the environment of a rank; `result`: the file that it may write."""
+    """Make the environment of a rank; `result`: the file that it may write, `venv`: the folder of
+    its virtual environment."""
     return {
-        **inherited(os.environ, config.environment),
-        **effect.env,
+        **in_venv({**inherited(os.environ, config.environment), **effect.env}, effect.env, venv),
         "SLACKWATER_JOB": effect.job,
         "SLACKWATER_RANK": str(effect.rank),
         "SLACKWATER_WORKERS": str(effect.workers),
@@ -57,6 +57,22 @@ def rank_environment(
         **gang_environment(effect, node),
         "PYTHONUNBUFFERED": "1",  # The last line of a log is the reason of a failure.
     }
+
+
+def in_venv(environment: Mapping[str, str], asked: Mapping[str, str], venv: str) -> dict[str, str]:
+    """Let programs be found in the virtual environment first, and modules nowhere else but where
+    the job `asked` for. Without one the environment stays as it is."""
+    if not venv:
+        return dict(environment)
+    others = {name: value for name, value in environment.items() if name != "PYTHONPATH"}
+    own = {"PYTHONPATH": asked["PYTHONPATH"]} if "PYTHONPATH" in asked else {}
+    path = in_front(venv, environment.get("PATH"))
+    return {**others, **python_path(own), "VIRTUAL_ENV": venv, "PATH": path}
+
+
+def in_front(venv: str, path: str | None) -> str:
+    """Return where programs are looked for: in the virtual environment, if any, then in `path`."""
+    return os.pathsep.join([f"{venv}/bin"] * bool(venv) + [path or os.defpath])
 
 
 def visible_gpus(gpu_ids: tuple[str, ...]) -> dict[str, str]:
@@ -98,14 +114,18 @@ def gang_environment(effect: RunRank, node: NodeId) -> dict[str, str]:
     }
 
 
-def cannot_start(program: tuple[str, ...], folder: str, path: str | None = None) -> str:
-    """Say why the program cannot be started on this machine; empty: nothing speaks against it."""
+def cannot_start(
+    program: tuple[str, ...], folder: str, path: str | None = None, venv: str = ""
+) -> str:
+    """Say why the program cannot be started on this machine; empty: nothing speaks against it.
+    `path`: where it is looked for, the service's own by default, after its environment `venv`."""
     remedy = "submit with --folder one that its nodes have"
     if folder and not os.path.isdir(folder):
         return f"there is no folder {folder}; {remedy}"
     name = program[0]
     where = os.path.join(folder, name) if "/" in name else name
-    if name != "python" and shutil.which(where, path=path) is None:
+    looked_for = in_front(venv, path or os.environ.get("PATH"))
+    if name != "python" and shutil.which(where, path=looked_for) is None:
         return f"there is no program {name} that can be run"
     script = next((word for word in program[1:] if not word.startswith("-")), "")
     is_script = name.rpartition("/")[2].startswith("python") and program[1:2] == (script,)

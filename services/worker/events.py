@@ -33,6 +33,7 @@ class Found:
     env: dict[str, str] = field(default_factory=dict)
     rendezvous: str = ""
     pack: str = ""
+    venv: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from slackwater.schemas.workers import RESERVED_S
 
 class _Kept(NamedTuple):
     attempt: int
-    since_s: float
+    until_s: float
     socket: socket.socket
 
 
@@ -25,15 +25,22 @@ class KeptPorts:
     def __init__(self) -> None:
         self._kept: dict[str, _Kept] = {}
 
-    def take(self, job: str, attempt: int, ranks: Iterable[tuple[str, int]], now_s: float) -> int:
-        """Return the port of the job's attempt, the same one each time. `ranks`: jobs and
-        ranks on this node; ports of other jobs are given up after RESERVED_S. Raises OSError."""
+    def take(
+        self,
+        job: str,
+        attempt: int,
+        ranks: Iterable[tuple[str, int]],
+        now_s: float,
+        kept_s: float = RESERVED_S,
+    ) -> int:
+        """Return the port of the job's attempt, the same one each time. `ranks`: jobs and ranks on
+        this node; ports of other jobs are given up after their `kept_s`. Raises OSError."""
         here = {job for job, _ in ranks}
         for other, kept in tuple(self._kept.items()):
             if other == job:
                 over = kept.attempt != attempt
             else:
-                over = other not in here and now_s - kept.since_s > RESERVED_S
+                over = other not in here and now_s > kept.until_s
             if over:
                 self._kept.pop(other).socket.close()
         if job not in self._kept:
@@ -44,7 +51,7 @@ class KeptPorts:
             except OSError:
                 made.close()
                 raise
-            self._kept[job] = _Kept(attempt, now_s, made)
+            self._kept[job] = _Kept(attempt, now_s + kept_s, made)
         return int(self._kept[job].socket.getsockname()[1])
 
     def close(self) -> None:

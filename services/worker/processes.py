@@ -88,6 +88,7 @@ class Intent(msgspec.Struct, frozen=True, kw_only=True):
     account: int = 0
     """The account that the program runs under; 0: the service's."""
     pack: str = ""
+    venv: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +184,7 @@ class RankFiles:
     ) -> subprocess.Popen[bytes]:
         """Start the program under /bin/sh. Raises OSError."""
         program = list(intent.program)
-        if program[0] == "python":
+        if program[0] == "python" and not intent.venv:  # It is the first in its PATH.
             program[0] = sys.executable
         first, folder, given = ["/bin/sh", "-c", _LAUNCH, self.prefix], intent.folder, environment
         stdin: AbstractContextManager[int] = nullcontext(subprocess.DEVNULL)
@@ -327,12 +328,12 @@ class RankFiles:
             return Found(
                 job, self.rank, "intended", intent.workers, intent.program, attempt=attempt,
                 folder=intent.folder, gpu_ids=intent.gpu_ids, allocation=intent.allocation,
-                env=intent.env, rendezvous=intent.rendezvous, pack=intent.pack,
+                env=intent.env, rendezvous=intent.rendezvous, pack=intent.pack, venv=intent.venv,
             )  # fmt: skip
         if identity is not None and identity.alive():
             return Found(
                 job, self.rank, "running", attempt=attempt, gpu_ids=intent.gpu_ids,
-                rendezvous=intent.rendezvous,
+                rendezvous=intent.rendezvous, venv=intent.venv,
             )  # fmt: skip
         code, result = self.outcome()
         return Found(job, self.rank, "exited", code=code, result=result, attempt=attempt)

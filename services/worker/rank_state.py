@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from slackwater.schemas.base import JobId
+from slackwater.schemas.workers import RESERVED_S
 from slackwater.services.worker.events import RankState
 
 
@@ -18,6 +19,8 @@ class Reserved:
     """When its program was last looked at."""
     host: str = ""
     port: int = 0
+    seconds: float = RESERVED_S
+    """How long it is kept for ranks that do not start."""
     rendezvous: str = ""
     """Equals what the ranks were started with; empty: they were not."""
 

@@ -6,8 +6,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,7 +22,7 @@ from slackwater.common.bus.base import Bus
 from slackwater.common.bus.relay import TICKET
 from slackwater.common.native import cgroup
 from slackwater.common.native.cgroup import FOR_MEMORY, LOOK_S, MemoryKills
-from slackwater.common.shell.definition import Level, Port, ServiceDefinition
+from slackwater.common.shell.definition import Port, ServiceDefinition
 from slackwater.common.shell.effect_runner import handlers, on
 from slackwater.common.shell.world import World
 from slackwater.common.store.objects import Objects
@@ -32,7 +31,7 @@ from slackwater.schemas.cluster import WorkerHeartbeat
 from slackwater.schemas.hangs import LookAtRank, RankLooked
 from slackwater.schemas.logs import ReadLog
 from slackwater.schemas.relay import RelayHello
-from slackwater.schemas.workers import PrepareWorkers, StartWorkers, StopWorkers
+from slackwater.schemas.workers import PrepareWorkers, StartWorkers, StopWorkers, room_s
 from slackwater.services.worker import stacks
 from slackwater.services.worker.accounts import Accounts, at_home, give, make_room
 from slackwater.services.worker.code import CodeMissing, CodeStore, script_digest
@@ -60,6 +59,7 @@ from slackwater.services.worker.events import (
     RankSeen,
     RoomLooked,
 )
+from slackwater.services.worker.gauges import service_gauges
 from slackwater.services.worker.gone import gone
 from slackwater.services.worker.gpus import LOOK_S as GPU_LOOK_S
 from slackwater.services.worker.gpus import GpuHeld, Inventory, nvidia
@@ -71,11 +71,11 @@ from slackwater.services.worker.processes import (
     RankFiles,
     Retention,
     find,
-    log_bytes,
     prune,
 )
 from slackwater.services.worker.relay import Relay
 from slackwater.services.worker.tokens import is_token, open_ticket
+from slackwater.services.worker.venvs import VenvStore
 from slackwater.services.worker.warm import Warm
 
 _log = structlog.get_logger()
@@ -115,6 +115,7 @@ class Processes:
         self._containment = Containment(self._state_dir, cgroup.own() if config.cgroups else None)
         self._accounts = Accounts(config.accounts)
         self._code = CodeStore(self._state_dir, objects)
+        self._venvs = VenvStore(self._state_dir, objects, config.venvs_bytes_max)
         self._ports = KeptPorts()
         self._watched: dict[tuple[str, int], _Watched] = {}
         self._tasks = Tasks(self._failed)
@@ -192,18 +193,24 @@ class Processes:
         lives = [each for each in found if each.state in ("intended", "running")]
         self._containment.end_strangers([(e.job, e.rank, e.attempt) for e in lives], now_s)
         self._accounts.adopt(self._state_dir, lives)
+        self._venvs.clean()
+        for each in lives:
+            self._venvs.hold((each.job, each.rank, each.attempt), each.venv)
         return ProcessesFound(found)
 
     async def look_at_program(self, effect: LookAtProgram) -> ProgramLooked:
         why, folder = "", self._code.folder(effect.job, effect.pack, effect.folder)
         try:
+            await self._venvs.provide(effect.venv)
             await self._code.provide(effect.job, effect.pack)
         except CodeMissing as error:
             why = str(error)
-        why = why or cannot_start(effect.program, folder, effect.path)
+        venv = self._venvs.folder(effect.venv)
+        why = why or cannot_start(effect.program, folder, effect.path, venv)
         host, now_s = self._config.address or socket.gethostname(), time.monotonic()
         ranks = (*self._watched, *self._starting)
-        port = self._ports.take(effect.job, effect.attempt, ranks, now_s)
+        kept_s = room_s(effect.pack, effect.venv)
+        port = self._ports.take(effect.job, effect.attempt, ranks, now_s, kept_s)
         digest = "" if why else script_digest(effect.program, folder)
         return ProgramLooked(effect.token, effect.job, effect.attempt, why, host, port, digest)
 
@@ -222,6 +229,7 @@ class Processes:
             env=effect.env,
             rendezvous=effect.rendezvous,
             pack=effect.pack,
+            venv=effect.venv,
         )
         held: list[int] = []
         try:
@@ -242,10 +250,12 @@ class Processes:
             self._not_started(intent, error)
             return
         self._starting[job, rank] = None
+        self._venvs.hold((job, rank, attempt), effect.venv)
         self._tasks.spawn(self._start(files, intent, environment, held))
 
     def _environment(self, effect: RunRank, files: RankFiles, account: int) -> dict[str, str]:
-        made = rank_environment(effect, self._config, self._node, files.result_path())
+        venv = self._venvs.folder(effect.venv)
+        made = rank_environment(effect, self._config, self._node, files.result_path(), venv)
         mark = self._containment.environment(effect.job, effect.rank, effect.attempt)
         made |= stacks.environment(files.path("stacks"), made)
         return at_home(made, effect.env, files.path("own"), account) | mark
@@ -257,6 +267,7 @@ class Processes:
         of its GPUs."""
         child: subprocess.Popen[bytes] | None = None
         try:
+            await self._venvs.provide(intent.venv)
             await self._code.provide(files.job, intent.pack)
             if intent.pack:
                 copy = Path(self._code.folder(files.job, intent.pack, ""))
@@ -288,6 +299,7 @@ class Processes:
 
     def _not_started(self, intent: Intent, error: Exception) -> None:
         self._accounts.free(RankFiles(self._state_dir, intent.job, intent.rank))
+        self._venvs.release((intent.job, intent.rank, intent.attempt))
         code, reason = CODE_GPU_HELD, str(error)
         if isinstance(error, CodeMissing):
             code = 127
@@ -367,6 +379,7 @@ class Processes:
             await self._end_left_behind(files, identity)
             del self._watched[files.job, files.rank]
         self._accounts.free(files)
+        self._venvs.release((files.job, files.rank, files.attempt))
         if child is not None:
             child.wait()
         await _logged(files)
@@ -418,21 +431,6 @@ async def _logged(files: RankFiles) -> None:
 def _warm_at_once(config: WorkerConfig, inventory: Inventory) -> bool:
     """Tell whether the warm process is made before a rank wants it: it costs seconds of a core."""
     return config.warm == "on" or (config.warm == "auto" and inventory.watched)
-
-
-def service_gauges(
-    config: WorkerConfig, core: WorkerCore, inventory: Inventory, warm: Warm
-) -> Iterator[Level]:
-    counts = core.counts()
-    types = Counter(gpu.type for gpu in inventory.gpus) or {config.gpu_type: 0}
-    yield Level("worker_slots", {}, config.slots)
-    for kind, number in types.items():
-        yield Level("worker_gpus", {"type": kind}, number)
-    yield Level("worker_gpus_faulty", {}, sum(bool(gpu.fault) for gpu in inventory.gpus))
-    yield Level("worker_ranks", {"state": "running"}, counts["running"])
-    yield Level("worker_ranks", {"state": "exited"}, counts.total() - counts["running"])
-    yield Level("worker_warm", {}, int(warm.ready))
-    yield Level("worker_log_bytes", {}, log_bytes(Path(config.state_dir)))
 
 
 def definition(config: WorkerConfig, world: World) -> ServiceDefinition:

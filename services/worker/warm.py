@@ -42,9 +42,10 @@ _AT_IMPORT: Final = (
     "ATEN_", "CUBLAS_", "CUDA_", "DNNL_", "GLIBC_", "GOMP_", "GOTO_", "HIP_", "HSA_", "KMP_",
     "LANG", "LC_", "LD_", "MALLOC_", "MKL_", "NUMBA_", "NUMEXPR_", "NVIDIA_", "OMP_", "ONEDNN_",
     "OPENBLAS_", "PYTHON", "PYTORCH_", "ROCR_", "TORCHDYNAMO_", "TORCHINDUCTOR_", "TORCH_",
-    "TRITON_", "VECLIB_", "XLA_",
+    "TRITON_", "VECLIB_", "VIRTUAL_ENV", "XLA_",
 )  # fmt: skip
-"""Begin the names of variables that interpreters and libraries read when they are loaded."""
+"""Begin the names of variables that interpreters and libraries read when they are loaded, or by
+which they are chosen."""
 _LATER: Final = frozenset({"CUDA_VISIBLE_DEVICES"})
 """Read when CUDA is first used, which is after the fork."""
 

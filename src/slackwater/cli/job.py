@@ -119,6 +119,8 @@ def _facts(
     yield "Program", _program(record)
     if spec.code:
         yield "Code", f"{spec.code[:12]}, sent to its nodes"
+    if spec.venv:
+        yield "Venv", f"{spec.venv[:12]}, sent to its nodes"
     if spec.folder:
         yield "Folder", spec.folder
     if spec.model:

@@ -46,17 +46,17 @@ from slackwater.cli.submit_options import (
     Tenant,
     TimeLimit,
     Together,
+    VenvFolder,
     Wait,
     Workdir,
     WorkersMax,
     WorkersMin,
 )
 from slackwater.cli.submit_wait import attend
-from slackwater.cli.workdir import packed, store, within
+from slackwater.cli.workdir import Sent, check_program, packed, packed_venv, store, within
 from slackwater.common.base.errors import Rejected
 from slackwater.common.shell.client import Client
 from slackwater.common.shell.config import explained
-from slackwater.common.store.code_packs import Pack
 from slackwater.console.after_dashes import CommandAfterDashes, after_dashes
 from slackwater.console.durations import seconds
 from slackwater.console.gpus import batch_bounds, gpu_types
@@ -94,6 +94,7 @@ def submit(
     job_file: JobFile = None,
     folder: Folder = None,
     workdir: Workdir = None,
+    venv: VenvFolder = None,
     model: Model = None,
     file: File = None,
     workers: Processes = 2,
@@ -140,9 +141,10 @@ def submit(
     options = {**locals()}
     with reported():
         options |= _what_runs(context, job_file or [], file)
-        code = None if workdir is None else packed(workdir)
-        spec = checked(_with_options(_asked(context, options), context, options, code))
-    _store(spec, code, url, json, wait)
+        asked = _asked(context, options)
+        sent = _sent(asked, workdir, venv)
+        spec = checked(_with_options(asked, context, options, sent))
+    _store(spec, sent, url, json, wait)
 
 
 submit.command_class = CommandAfterDashes  # type: ignore[attr-defined]
@@ -190,7 +192,7 @@ def _asked(context: typer.Context, options: Mapping[str, Any]) -> JobSpec:
         )  # fmt: skip
     if model is None:
         raise Usage("nothing to submit: give -- COMMAND, JOB_FILE or --model NAME")
-    _refuse_of_programs(model, options["folder"], options["allow_fractional_share"])
+    _refuse_of_programs(model, options)
     shape |= {"iterations": options["iterations"] or ITERATIONS, "compute_s": options["compute_s"]}
     return _emulated(id or new_id(model, None), model, bytes_scale=options["bytes_scale"], **shape)
 
@@ -204,8 +206,20 @@ def _a_process_each(gpus: int) -> int:
     return gpus
 
 
+def _sent(spec: JobSpec, workdir: Path | None, venv: Path | None) -> Sent:
+    """Pack what goes to the nodes. Raises Usage."""
+    if workdir is not None and not spec.program:
+        raise Usage("--workdir: the job runs no program; give -- COMMAND, or leave it out")
+    if venv is not None:
+        check_program(spec, venv)
+    return Sent(
+        None if workdir is None else packed(workdir),
+        None if venv is None else packed_venv(venv),
+    )
+
+
 def _with_options(
-    spec: JobSpec, context: typer.Context, options: Mapping[str, Any], code: Pack | None
+    spec: JobSpec, context: typer.Context, options: Mapping[str, Any], sent: Sent
 ) -> dict[str, Any]:
     """Replace what the file says by the options that are given."""
     fields = {name: options[name] for name in OF_ANY_JOB if typed(context, name)}
@@ -227,10 +241,10 @@ def _with_options(
         fields["hang_timeout_s"] = seconds(options["hang_timeout"], "--hang-timeout")
     if options["checkpoint"] is not None:
         fields["checkpoint"] = str(options["checkpoint"].absolute())
-    if code is not None:
-        if not spec.program:
-            raise Usage("--workdir: the job runs no program; give -- COMMAND, or leave it out")
-        fields |= {"code": code.digest, "folder": within(options["folder"])}
+    if sent.venv is not None:
+        fields["venv"] = sent.venv.digest
+    if sent.code is not None:
+        fields |= {"code": sent.code.digest, "folder": within(options["folder"])}
     elif options["program"] or options["file"] is not None:
         fields["folder"] = _folder(spec, options["folder"])
     return {**msgspec.to_builtins(spec), **fields}
@@ -263,11 +277,14 @@ def _refuse_beside(what: str, ignored: Iterable[str]) -> None:
         raise Usage(f"{what} beside {', '.join(names)}: it says that itself; leave one out")
 
 
-def _refuse_of_programs(model: str, folder: Path | None, fractional_share: bool) -> None:
+def _refuse_of_programs(model: str, options: Mapping[str, Any]) -> None:
     """Raises Usage for what changes nothing in an emulation."""
-    if folder is not None:
-        raise Usage(f"--folder beside --model {model}: it runs no program of yours; leave it out")
-    if fractional_share:
+    for name in ("folder", "workdir", "venv"):
+        if options[name] is not None:
+            raise Usage(
+                f"--{name} beside --model {model}: it runs no program of yours; leave it out"
+            )
+    if options["allow_fractional_share"]:
         raise Usage(
             f"--allow-fractional-share beside --model {model}: an emulated job may use them "
             "anyway; leave it out"
@@ -316,26 +333,25 @@ def checked(fields: Mapping[str, Any]) -> JobSpec:
         raise Usage(explained(str(error), fields, JobSpec)) from error
 
 
-def _store(spec: JobSpec, code: Pack | None, url: str | None, json: bool, wait: bool) -> None:
+def _store(spec: JobSpec, sent: Sent, url: str | None, json: bool, wait: bool) -> None:
     if wait:
-        ended = with_client(url, lambda client: _attended(client, spec, code, json))
+        ended = with_client(url, lambda client: _attended(client, spec, sent, json))
         if ended:
             raise typer.Exit(ended)
         return
-    known = with_client(url, lambda client: _submitted(client, spec, code))
+    known = with_client(url, lambda client: _submitted(client, spec, sent))
     if json:
         print_json(spec)
     else:
         out.print(said(spec, known), markup=False, highlight=False, soft_wrap=True)
 
 
-async def _submitted(client: Client, spec: JobSpec, code: Pack | None) -> JobRecord | None:
-    if code is not None:
-        await store(client, code)
+async def _submitted(client: Client, spec: JobSpec, sent: Sent) -> JobRecord | None:
+    await store(client, sent)
     return await client.submit(spec)
 
 
-async def _attended(client: Client, spec: JobSpec, code: Pack | None, json: bool) -> int:
-    known = await _submitted(client, spec, code)
+async def _attended(client: Client, spec: JobSpec, sent: Sent, json: bool) -> int:
+    known = await _submitted(client, spec, sent)
     err.print(said(spec, known), markup=False)
     return await attend(client, spec, json)

@@ -45,6 +45,13 @@ Workdir = Annotated[
         help="Send this folder's code to the nodes, and run the program in a copy of it.",
     ),
 ]
+VenvFolder = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER",
+        help="Send this virtual environment to the nodes, and run the program in it.",
+    ),
+]
 Model = Annotated[
     str | None,
     typer.Option(

@@ -1,5 +1,5 @@
-"""`slackwater submit --workdir`: nodes get the code they lack. Every service, job and command is a
-process, which takes some ten seconds."""
+"""`slackwater submit --workdir` and `--venv`: nodes get the code and the packages they lack. Every
+service, job and command is a process, which takes some twenty seconds."""
 
 import json
 import os
@@ -12,7 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.venvs import environment as environment_of
 from tests.waiting import eventually
+
+from slackwater.common.store.venv_packs import Venv
 
 pytestmark = pytest.mark.live
 
@@ -93,3 +96,52 @@ def test_code_that_cannot_be_sent_is_refused_at_once(
     (tmp_path / "train.py").write_text("")
     beside = refused("--workdir", str(tmp_path), "--folder", "/", *run_true)
     assert "give a folder within the code" in beside
+
+
+def test_each_rank_runs_in_the_virtual_environment_that_was_sent(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    """A gang on two nodes with code that was sent, too, a program of the environment, and a second
+    run after the environment is gone: the same copies, which a program cannot tell from its own."""
+    venv, code = tmp_path / "venv", tmp_path / "code"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
+    Venv(venv).packages.joinpath("only_there.py").write_text("value = 42\n")
+    tool = venv / "bin" / "tool"
+    tool.write_text(f"#!{venv}/bin/python\nimport only_there, sys\nprint('tool', sys.prefix)\n")
+    tool.chmod(0o755)
+    code.mkdir()
+    (code / "train.py").write_text(
+        "import only_there, os, sys\n"
+        "print('value', only_there.value, sys.prefix == os.environ['VIRTUAL_ENV'], sys.prefix)\n"
+    )
+    given = ("--venv", str(venv), "--wait")
+    program = ("--workdir", str(code), "--", "python", "train.py")
+    out = run(environment, "submit", "--id", "packages", "--gpus", "2", *given, *program)
+    assert "storing the virtual environment for the nodes" in out
+    printed = run(environment, "logs", "packages")
+    assert printed.count("value 42 True") == 2
+    digest = json.loads(run(environment, "job", "packages", "--json"))["spec"]["venv"]
+    assert f"{digest[:12]}, sent to its nodes" in run(environment, "job", "packages")
+    out = run(environment, "submit", "--id", "tool", "--workers", "1", *given, "--", "tool")
+    assert "storing" not in out
+    assert f"venvs/{digest[:32]}" in run(environment, "logs", "tool")
+    shutil.rmtree(venv)
+    run(environment, "rerun", "packages")
+    run(environment, "wait", "packages")
+    assert run(environment, "logs", "packages").count("value 42 True") == 4
+
+
+def test_a_node_without_the_interpreter_fails_the_job_by_name(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    """The gang's node says so before anything starts, another job's when its rank is to start."""
+    venv, words = environment_of(tmp_path / "venv", tmp_path / "base"), ("--", "python", "-c", "")
+    for id, size in (("on-gpu", "--gpus"), ("on-slot", "--workers")):
+        run(environment, "submit", "--id", id, size, "1", "--wait", "--venv", str(venv), *words)
+    (tmp_path / "base").rename(tmp_path / "hidden")
+    for id in ("on-gpu", "on-slot"):
+        run(environment, "rerun", id)
+        assert "failed" in run(environment, "wait", id)
+        told = " ".join(run(environment, "job", id).split())
+        assert "its virtual environment cannot be had: it needs Python 3.11" in told
+        assert "install it there, or submit the job with a --venv whose interpreter its" in told

@@ -1,6 +1,8 @@
 """One suite for every object store."""
 
+import io
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
@@ -21,13 +23,22 @@ async def objects(request: pytest.FixtureRequest) -> AsyncIterator[Objects]:
     await bus.close()
 
 
+async def put(objects: Objects, name: str, payload: bytes) -> None:
+    await objects.put(name, io.BytesIO(payload))
+
+
+async def got(objects: Objects, name: str) -> bytes | None:
+    target = io.BytesIO()
+    return target.getvalue() if await objects.get(name, target) else None
+
+
 async def test_an_object_comes_back_as_it_was_put(objects: Objects) -> None:
     """Empty, small, and of many pieces."""
     assert await objects.names() == {}
-    assert await objects.get("absent") is None
+    assert await got(objects, "absent") is None
     for name, payload in (("a", b"small"), ("b", b""), ("c" * 64, bytes(range(256)) * 4000)):
-        await objects.put(name, payload)
-        assert await objects.get(name) == payload
+        await put(objects, name, payload)
+        assert await got(objects, name) == payload
     now_s = LiveClock().now_s()
     found = await objects.names()
     assert set(found) == {"a", "b", "c" * 64}
@@ -35,16 +46,25 @@ async def test_an_object_comes_back_as_it_was_put(objects: Objects) -> None:
 
 
 async def test_a_name_is_stored_once(objects: Objects) -> None:
-    await objects.put("a", b"first")
-    await objects.put("a", b"second")
-    assert await objects.get("a") == b"first"
+    await put(objects, "a", b"first")
+    await put(objects, "a", b"second")
+    assert await got(objects, "a") == b"first"
 
 
 async def test_what_is_deleted_is_gone_and_may_come_again(objects: Objects) -> None:
-    await objects.put("a", b"first")
+    await put(objects, "a", b"first")
     for _ in range(2):
         await objects.delete("a")
-    assert await objects.get("a") is None
+    assert await got(objects, "a") is None
     assert await objects.names() == {}
-    await objects.put("a", b"second")
-    assert await objects.get("a") == b"second"
+    await put(objects, "a", b"second")
+    assert await got(objects, "a") == b"second"
+
+
+async def test_an_object_goes_from_file_to_file(objects: Objects, tmp_path: Path) -> None:
+    payload = bytes(range(256)) * 8000
+    (tmp_path / "in").write_bytes(payload)
+    with (tmp_path / "in").open("rb") as source, (tmp_path / "out").open("wb") as target:
+        await objects.put("a", source)
+        assert await objects.get("a", target)
+    assert (tmp_path / "out").read_bytes() == payload

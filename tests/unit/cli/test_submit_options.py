@@ -1,8 +1,10 @@
 """Options of `submit`: a program's environment, and what is a job file or a command."""
 
+import shutil
 from pathlib import Path
 
 import pytest
+from tests.venvs import environment as environment_of
 
 from slackwater.cli.commands import app
 from slackwater.cli.submit import environment
@@ -64,3 +66,23 @@ def test_a_job_file_and_a_command_are_one_too_many(
     told = " ".join(capsys.readouterr().err.split())
     assert "beside -- COMMAND: it says that itself" in told
     assert "give one job file" in told
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--venv", "{}/absent", "--", "python", "a.py"], "is not a virtual environment"),
+        (["--venv", "{}", "--", "python", "a.py"], "it has no pyvenv.cfg"),
+        (["--venv", "{}/venv", "--", "python", "a.py"], "needs Python 3.77"),
+        (["--venv", "{}", "--model", "vgg19"], "--venv beside --model vgg19"),
+        (["--venv", "{}", "--", "{}/bin/python", "a.py"], "give -- python, which nodes find"),
+    ],
+)
+def test_an_environment_that_cannot_be_sent_is_refused_at_once(
+    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    environment_of(tmp_path / "venv", tmp_path / "base", "3.77")
+    shutil.rmtree(tmp_path / "base")
+    given = [word.format(tmp_path) for word in words]
+    assert answered(app, ["submit", *given], "slackwater") == 2
+    assert said in " ".join(capsys.readouterr().err.split())

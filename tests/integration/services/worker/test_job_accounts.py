@@ -19,7 +19,7 @@ import pytest_asyncio
 from tests.faults.gpu_nodes import GpuNodes, gpu_nodes, hang_of
 
 import slackwater
-from slackwater.cli.workdir import packed, store
+from slackwater.cli.workdir import Sent, packed, packed_venv, store
 from slackwater.common.base.accounts import account_ids
 from slackwater.common.bus.server import find_server
 from slackwater.schemas.job_requests import JobInfo
@@ -76,15 +76,26 @@ with Agent(tensors={"w": (64,)}, deadline_s=60.0) as agent:
 """
 
 
+IN_VENV = """
+import json, os, pathlib, sys
+own = os.environ["VIRTUAL_ENV"]
+places = [own, *(os.path.join(own, each) for each in ("bin", "lib", "pyvenv.cfg"))]
+said = {"uid": os.getuid(), "own": sys.prefix == own}
+said["writable"] = any(os.access(place, os.W_OK) for place in places)
+pathlib.Path(os.environ["HOME"], "said").write_text(json.dumps(said))
+"""
+
+
 @dataclass
 class Lab:
     nodes: GpuNodes
     folder: Path
 
-    async def submit(self, id: str, *program: str, code: str = "") -> None:
+    async def submit(self, id: str, *program: str, code: str = "", venv: str = "") -> None:
         await self.nodes.client.submit(
             JobSpec(
                 id=id, workers=2, gpus=2, iterations=1000, program=program, code=code,
+                venv=venv,
                 folder="" if code else str(self.folder / "code"),
             )
         )  # fmt: skip
@@ -151,9 +162,21 @@ async def test_a_forked_rank_has_its_job_s_account(lab: Lab) -> None:
 
 async def test_code_that_was_sent_belongs_to_the_job(lab: Lab) -> None:
     code = packed(lab.folder / "code")
-    await store(lab.nodes.client, code)
+    await store(lab.nodes.client, Sent(code))
     await lab.submit("sent", "python", "train.py", "30", code=code.digest)
     check(await lab.said("sent"), None)
+
+
+async def test_a_virtual_environment_is_every_job_s_and_nobody_may_write_to_it(lab: Lab) -> None:
+    words = (PYTHON, "-m", "venv", "--without-pip", lab.folder / "venv")
+    await asyncio.to_thread(subprocess.run, words, check=True)
+    venv = packed_venv(lab.folder / "venv")
+    await store(lab.nodes.client, Sent(None, venv))
+    await lab.submit("venv", "python", "-c", IN_VENV, venv=venv.digest)
+    for each in await lab.said("venv"):
+        assert each["uid"] in account_ids(IDS)
+        assert each["own"]
+        assert not each["writable"]
 
 
 async def test_where_a_hanging_rank_stands_is_read(lab: Lab) -> None:

@@ -16,7 +16,18 @@ from hypothesis import strategies as st
 
 from slackwater.common.base.errors import Rejected
 from slackwater.common.store import code_packs
-from slackwater.common.store.code_packs import pack, unpack
+from slackwater.common.store.code_packs import CODE, pack
+from slackwater.common.store.packs import Pack, unpack
+
+
+def payload_of(pack: Pack) -> bytes:
+    written = io.BytesIO()
+    pack.write(written)
+    return written.getvalue()
+
+
+def unpack_code(payload: bytes, digest: str, target: Path) -> None:
+    unpack(io.BytesIO(payload), digest, target, code_packs.CODE)
 
 
 def tree(folder: Path) -> dict[str, str]:
@@ -44,7 +55,7 @@ def build(folder: Path) -> Path:
 
 def test_what_is_unpacked_is_what_was_packed_and_no_more(tmp_path: Path) -> None:
     made = pack(build(tmp_path / "code"))
-    unpack(made.payload, made.digest, tmp_path / "copy")
+    unpack_code(payload_of(made), made.digest, tmp_path / "copy")
     assert tree(tmp_path / "copy") == {
         "lib/model.py": "644 x = 1",
         "link": "-> lib/model.py",
@@ -58,7 +69,8 @@ def test_equal_folders_have_one_digest(tmp_path: Path) -> None:
     one, other = build(tmp_path / "one"), build(tmp_path / "other")
     os.utime(other / "train.py", (1, 1))
     (other / "__pycache__" / "more.pyc").write_text("x")
-    assert pack(one) == pack(other)
+    assert pack(one).digest == pack(other).digest
+    assert payload_of(pack(one)) == payload_of(pack(other))
     (other / "train.py").write_text("print(2)")
     assert pack(one).digest != pack(other).digest
 
@@ -71,7 +83,7 @@ def test_a_checkout_is_packed_as_git_sees_it(tmp_path: Path) -> None:
     (folder / "data" / "huge.bin").write_text("x" * 100)
     (folder / ".slackwaterignore").write_text("# not code\n*.sh\nlib/\n")
     made = pack(folder)
-    unpack(made.payload, made.digest, tmp_path / "copy")
+    unpack_code(payload_of(made), made.digest, tmp_path / "copy")
     names = {".gitignore", ".slackwaterignore", "link", "train.py"}
     assert set(tree(tmp_path / "copy")) == names
 
@@ -81,10 +93,10 @@ def test_too_much_is_refused_with_the_largest_files(
 ) -> None:
     folder = build(tmp_path / "code")
     (folder / "weights.bin").write_bytes(b"x" * 5000)
-    monkeypatch.setattr(code_packs, "PACK_BYTES_MAX", 4096)
+    monkeypatch.setattr(code_packs, "CODE", CODE._replace(bytes_max=4096))
     with pytest.raises(Rejected, match=r"largest are weights.bin .* \.slackwaterignore"):
         pack(folder)
-    monkeypatch.setattr(code_packs, "PACK_FILES_MAX", 2)
+    monkeypatch.setattr(code_packs, "CODE", CODE._replace(files_max=2))
     with pytest.raises(Rejected, match="has 5 files, at most 2"):
         pack(folder)
 
@@ -141,16 +153,16 @@ def test_a_pack_that_would_write_elsewhere_is_refused(
 ) -> None:
     place = tmp_path / "in"
     with pytest.raises(Rejected, match="pack of code"):
-        unpack(*packed(*entries), place / "copy")
+        unpack_code(*packed(*entries), place / "copy")
     assert list(tmp_path.rglob("*")) == [place]
 
 
 def test_other_bytes_than_the_digest_s_are_refused(tmp_path: Path) -> None:
     made = pack(build(tmp_path / "code"))
     with pytest.raises(Rejected, match="is damaged"):
-        unpack(made.payload, "0" * 64, tmp_path / "copy")
+        unpack_code(payload_of(made), "0" * 64, tmp_path / "copy")
     with pytest.raises(Rejected, match="not a pack of code"):
-        unpack(made.payload[:-20], made.digest, tmp_path / "copy")
+        unpack_code(payload_of(made)[:-20], made.digest, tmp_path / "copy")
 
 
 def test_a_sparse_entry_is_refused_and_never_written_out(tmp_path: Path) -> None:
@@ -161,15 +173,38 @@ def test_a_sparse_entry_is_refused_and_never_written_out(tmp_path: Path) -> None
         entry.type = tarfile.GNUTYPE_SPARSE
         tar.addfile(entry)
     with pytest.raises(Rejected, match="not a plain file"):
-        code_packs._extract(tarred.getvalue(), tmp_path)
+        unpack_code(gzip.compress(tarred.getvalue()), "0" * 64, tmp_path / "copy")
     assert not list(tmp_path.iterdir())
 
 
-def test_a_bomb_is_not_uncompressed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(code_packs, "PACK_BYTES_MAX", 1024)
-    monkeypatch.setattr(code_packs, "PACK_FILES_MAX", 1)
-    with pytest.raises(Rejected, match="more than"):
-        unpack(gzip.compress(b"\0" * 10**7), "0" * 64, tmp_path / "copy")
+@pytest.mark.parametrize("name_bytes", [0, 10**7])
+def test_a_bomb_is_not_uncompressed(tmp_path: Path, name_bytes: int) -> None:
+    """Nothing but padding, and one file whose name has ten megabytes."""
+    tarred = bytes(10**7)
+    if name_bytes:
+        entry = tarfile.TarInfo("x" * name_bytes)
+        tarred = entry.tobuf(tarfile.PAX_FORMAT) + tarred
+    with pytest.raises(Rejected, match="with more than it says"):
+        unpack_code(gzip.compress(tarred), "0" * 64, tmp_path / "copy")
+
+
+def test_a_pack_larger_than_a_pack_may_be_is_refused_before_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    payload, digest = packed(tarfile.TarInfo("a"), tarfile.TarInfo("b"), content=bytes(600))
+    monkeypatch.setattr(code_packs, "CODE", CODE._replace(bytes_max=1024))
+    with pytest.raises(Rejected, match=r"more than 0\.0 MiB"):
+        unpack_code(payload, digest, tmp_path / "copy")
+    monkeypatch.setattr(code_packs, "CODE", CODE._replace(files_max=1))
+    with pytest.raises(Rejected, match="more than 1 files"):
+        unpack_code(payload, digest, tmp_path / "copy")
+
+
+def test_files_that_change_while_they_are_packed_are_said(tmp_path: Path) -> None:
+    made = pack(build(tmp_path / "code"))
+    (tmp_path / "code" / "train.py").write_text("print(2)")
+    with pytest.raises(Rejected, match="change meanwhile: submit it again"):
+        payload_of(made)
 
 
 NAMES = st.lists(st.sampled_from(["a", "b", "c", "..", ".", "", "\u00e4"]), min_size=1, max_size=4)
@@ -203,7 +238,7 @@ def test_nothing_gets_out_whatever_is_in_a_pack(
         tarred[at : at + len(noise)] = noise
         digest = hashlib.sha256(tarred).hexdigest()
         try:
-            unpack(gzip.compress(bytes(tarred), 1), digest, top / "in" / "copy")
+            unpack_code(gzip.compress(bytes(tarred), 1), digest, top / "in" / "copy")
         except Rejected:
             assert not list((top / "in").iterdir())
             return

@@ -11,6 +11,7 @@ from slackwater.schemas.base import JobId, Message, NodeId, Ok, Refused
 from slackwater.schemas.job_requests import PauseJob, ResumeJob
 from slackwater.schemas.jobs import JobEvent
 from slackwater.schemas.workers import (
+    FETCH_VENV_S,
     Prepared,
     PrepareWorkers,
     StartWorkers,
@@ -100,6 +101,21 @@ def test_a_gang_that_one_node_does_not_take_gives_its_gpus_up_in_time(silent: bo
     harness.hear()
     effects = harness.tick(2.0)
     assert set(kinds(effects)) == {"PrepareWorkers"}, "there are no other GPUs"
+
+
+def test_nodes_get_the_virtual_environment_and_the_time_to_fetch_it() -> None:
+    harness = Asked()
+    asked = orders(harness.submit("a", 4, venv="e" * 64))  # type: ignore[arg-type]
+    assert [m.venv for m in asked if isinstance(m, PrepareWorkers)] == ["e" * 64] * 2
+    harness.tick(1.0)
+    for _ in range(int(FETCH_VENV_S / 10.0)):
+        harness.hear()
+        harness.tick(10.0)
+        assert harness.job("a").state == "starting"
+    for node in ("n1", "n2"):
+        effects = harness.answer_prepare(node, Prepared(host=node, port=1))
+    starts = [m for m in orders(effects) if isinstance(m, StartWorkers)]
+    assert [start.venv for start in starts] == ["e" * 64] * 2
 
 
 def test_a_gang_whose_ranks_one_node_does_not_start_is_stopped_everywhere() -> None:

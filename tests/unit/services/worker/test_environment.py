@@ -8,7 +8,7 @@ import pytest
 from slackwater.schemas.base import JobId, NodeId
 from slackwater.services.worker.config import WorkerConfig
 from slackwater.services.worker.effects import RunRank
-from slackwater.services.worker.environment import inherited, rank_environment
+from slackwater.services.worker.environment import in_front, inherited, rank_environment
 from slackwater.services.worker.processes import Intent, RankFiles
 from slackwater.services.worker.stacks import FOLDER
 
@@ -50,6 +50,36 @@ def test_what_a_rank_is_given_counts_before_what_it_inherits(
     found = rank_environment(effect, WorkerConfig(), NodeId("n1"), tmp_path / "result.json")
     assert found["PATH"] == "/opt/bin"
     assert "SECRET_OF_THE_SERVICE" not in found
+
+
+@pytest.mark.parametrize("asked", [{}, {"PATH": "/opt/bin", "PYTHONPATH": "/opt/lib"}])
+def test_a_rank_in_a_virtual_environment_finds_it_first(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, asked: dict[str, str]
+) -> None:
+    """The service's own modules are none of its: they may be another Python's."""
+    monkeypatch.setenv("PATH", "/usr/bin")
+    monkeypatch.setenv("PYTHONPATH", "/srv/modules")
+    effect = RunRank(JobId("j"), 0, 0, 1, ("python",), "", (), env=asked)
+    given = effect, WorkerConfig(), NodeId("n1"), tmp_path / "result.json"
+    found = rank_environment(*given, venv="/venvs/a")
+    assert found["VIRTUAL_ENV"] == "/venvs/a"
+    assert found["PATH"] == f"/venvs/a/bin:{asked.get('PATH', '/usr/bin')}"
+    assert found["PYTHONPATH"].split(":") == [str(FOLDER), *(["/opt/lib"] if asked else [])]
+    assert "/srv/modules" in rank_environment(*given)["PYTHONPATH"] or asked
+
+
+def test_python_is_the_environment_s_own(tmp_path: Path) -> None:
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text("#!/bin/sh\necho its own, $1\n")
+    python.chmod(0o755)
+    files = RankFiles(tmp_path, "j", 0)
+    intent = Intent(job="j", rank=0, workers=1, program=("python", "train.py"), venv="a" * 64)
+    path = in_front(str(tmp_path), "/usr/bin:/bin")
+    assert files.launch(intent, {"PATH": path}, 2**23).wait(60) == 0
+    while not files.logged():
+        pass
+    assert files.path("log").read_text() == "its own, train.py\n"
 
 
 def test_a_program_has_no_variable_and_no_descriptor_of_the_service(

@@ -139,6 +139,20 @@ def test_a_gang_is_not_started_where_no_room_is_kept_for_it_any_more() -> None:
     assert node.started == [0]
 
 
+def test_room_is_kept_while_others_of_the_gang_fetch_what_this_node_has() -> None:
+    """Regression: after 12 s it was given up, though the master gives nodes longer to fetch code.
+    The first attempt of such a gang was lost."""
+    node = Node()
+    for job, fetched, more_s in (("a", {"pack": "c" * 64}, 90.0), ("b", {"venv": "e" * 64}, 600.0)):
+        asked = PrepareWorkers(
+            job=job, attempt=0, ranks=(0,), program=PROGRAM, gpu_ids=(f"g{job}",), **fetched
+        )
+        assert isinstance(node.ask(asked), Prepared)
+        node.now_s += RESERVED_S + more_s
+        start = msgspec.structs.replace(gang_start(), job=job, gpu_ids=(f"g{job}",), **fetched)
+        assert node.ask(start) == Ok()
+
+
 def test_a_service_that_was_killed_remembers_where_its_ranks_meet() -> None:
     node = Node()
     found = Found(JobId("a"), 0, "running", gpu_ids=("g0",), rendezvous="host:4001")
@@ -235,6 +249,9 @@ def test_a_program_is_looked_for_where_its_own_environment_says(tmp_path: Path) 
     (tmp_path / "mine").chmod(0o755)
     assert cannot_start(("mine",), "")
     assert not cannot_start(("mine",), "", path=str(tmp_path))
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "mine").rename(tmp_path / "bin" / "mine")
+    assert not cannot_start(("mine",), "", venv=str(tmp_path))
 
 
 def test_a_rank_is_told_its_place_as_torchrun_does() -> None:

@@ -25,6 +25,7 @@ GIVEN = {"PATH": "/bin", "OMP_NUM_THREADS": "2", "PYTHONUNBUFFERED": "1"}
         (("python", "train.py"), {"LD_PRELOAD": "x.so"}, "LD_PRELOAD is another one"),
         (("python", "train.py"), {"CUDA_LAUNCH_BLOCKING": "1"}, "CUDA_LAUNCH_BLOCKING is another"),
         (("python", "train.py"), {"PYTHONPATH": "/opt/lib"}, "PYTHONPATH is another one"),
+        (("python", "train.py"), {"VIRTUAL_ENV": "/venv"}, "VIRTUAL_ENV is another one"),
         (("python3", "train.py"), {}, "python3 is not the service's interpreter"),
         (("/bin/sh", "-c", "true"), {}, "/bin/sh is not the service's interpreter"),
         (("python",), {}, "only `python SCRIPT.py ...`"),
