@@ -178,16 +178,18 @@ async def read(
     node it goes on. Raises Unavailable, Rejected."""
     worker = Worker(client, record, rank)
     places: dict[str, int | None] = {worker.node: 0 if tail < 0 else None}
-    rest, until = b"", -1
+    rest, until, asked_last = b"", -1, False
     while True:
         place = places.setdefault(worker.node, 0)
         piece: LogPiece | None = None
         try:
             piece = await worker.piece(place, tail, follow)
         except Rejected:
-            # A node knows no rank that it has not been told to start yet.
-            if not follow or await _over(client, record, rank):
+            # A node knows no rank that it has not been told to start yet. One that has ended by now
+            # may have been started since: it is asked for once more.
+            if not follow or asked_last:
                 raise
+            asked_last = await _over(client, record, rank)
         if piece is not None:
             if place is not None and piece.start > place:
                 lost = piece.start - place

@@ -171,6 +171,25 @@ def test_a_follower_waits_for_a_machine_that_comes_back(tmp_path: Path) -> None:
     simulated(lambda: Site(ENDED, log), program)
 
 
+def test_a_rank_that_starts_and_ends_between_two_questions_is_shown(tmp_path: Path) -> None:
+    """Regression: its node knew no such rank, and then the job had ended: nothing was printed."""
+    log = written(tmp_path, b"short\n")
+
+    class Late(Site):
+        def _log(self, delivery: Delivery) -> Message:
+            if self.record is RUNNING:
+                self.record = ENDED
+                return Refused(reason="n1 has no log of job j1, rank 0")
+            return super()._log(delivery)
+
+    async def program(site: Late) -> None:
+        await site.master()
+        await site.worker()
+        assert await site.read(follow=True) == b"short\n"
+
+    simulated(lambda: Late(RUNNING, log), program)
+
+
 def test_a_rank_that_died_is_followed_until_the_job_has_ended(tmp_path: Path) -> None:
     """It is started again, and goes on in the same log."""
     log = written(tmp_path, b"first life\n")
