@@ -52,9 +52,13 @@ class VenvStore:
         self._users.pop(user, None)
 
     def clean(self) -> None:
-        """Remove what a former life of the service did not make whole. Raises OSError."""
+        """Remove what a former life of the service did not make whole, as far as nothing of that
+        life writes to it still: the next one removes the rest."""
         for path in self._folder.glob(".*"):
-            remove(path) if path.is_dir() else path.unlink()
+            try:
+                remove(path) if path.is_dir() else path.unlink()
+            except OSError as error:
+                log.warning("venv.left", path=str(path), reason=str(error))
 
     async def provide(self, venv: str) -> None:
         """Have the environment there, whole. Asked by several at once, it is fetched once. Raises

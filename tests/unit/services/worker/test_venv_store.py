@@ -13,6 +13,7 @@ from tests.venvs import environment
 from slackwater.common.base.clock import LiveClock
 from slackwater.common.store.venv_packs import pack
 from slackwater.schemas.jobs import VENV_OBJECT
+from slackwater.services.worker import venvs
 from slackwater.services.worker.code import CodeMissing
 from slackwater.services.worker.venvs import VenvStore
 
@@ -110,3 +111,18 @@ def test_what_a_killed_service_left_is_removed(tmp_path: Path) -> None:
     left.with_name(".abc.pack").write_text("half")
     VenvStore(tmp_path, None, LARGE).clean()
     assert not list((tmp_path / "venvs").iterdir())
+
+
+def test_what_something_writes_to_still_is_left_to_the_next_life(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression of the design: a compiler that outlived its service would keep the next one from
+    starting."""
+
+    def not_empty(folder: Path) -> None:
+        raise OSError(f"{folder}: directory not empty")
+
+    (tmp_path / "venvs" / ".abc.x").mkdir(parents=True)
+    monkeypatch.setattr(venvs, "remove", not_empty)
+    VenvStore(tmp_path, None, LARGE).clean()
+    assert list((tmp_path / "venvs").iterdir())
