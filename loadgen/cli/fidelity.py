@@ -2,16 +2,16 @@
 
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import typer
-from rich.table import Table
 
+from slackwater.console import tables
 from slackwater.console.outcome import (
     FAILED,
     INCONCLUSIVE,
@@ -23,12 +23,14 @@ from slackwater.console.outcome import (
     reported,
     run,
 )
+from slackwater.console.tables import Row
 from slackwater.loadgen.fidelity import experiment
 from slackwater.loadgen.fidelity.experiment import Fidelity, OnPhase, Plan
 from slackwater.schemas.jobs import JobRecord
 
 TELL_S = 5.0
 """Seconds between two lines of progress."""
+_PHASES: Final = {"costs": "measuring starts and stops"}
 
 
 def scale(text: str) -> float:
@@ -51,9 +53,9 @@ def play(plan: Plan, policies: list[str], folder: Path, json: bool) -> None:
             report_folder(folder / one.policy)  # Before anything long begins.
             found.append(run(experiment.experiment(one, folder / one.policy, _telling())))
     if json:
-        print_json([_document(each) for each in found])
+        print_json([document(each) for each in found])
     else:
-        out.print(table(found))
+        tables.show(table(found))
         for each in found:
             out.print(_costs(each), highlight=False)
         out.print(f"report: {folder}", highlight=False)
@@ -78,9 +80,9 @@ def replay(plan: Plan, folder: Path, json: bool) -> bool:
     found = run(experiment.experiment(plan, folder, _telling()))
     wrong = found.wrong()
     if json:
-        print_json(_document(found))
+        print_json(document(found))
     else:
-        out.print(table([found]))
+        tables.show(table([found], verdict=False))
         out.print(_costs(found), highlight=False)
         out.print(f"report: {folder}", highlight=False)
     for each in wrong:
@@ -106,38 +108,48 @@ def _telling() -> OnPhase:
         states = Counter(record.state for record in records.values())
         done = states.pop("completed", 0)
         others = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
-        err.print(f"{phase}: {max(0.0, at_s):.0f} s, {done} of {jobs} jobs done; {others or '-'}")
+        name = _PHASES.get(phase, phase)
+        err.print(f"{name}: {max(0.0, at_s):.0f} s, {done} of {jobs} jobs done; {others or '-'}")
 
     return on_phase
 
 
-def table(found: list[Fidelity]) -> Table:
-    """Lay out a row per policy: live / simulated."""
-    shown = Table(title="Live beside simulated")
-    heads = (
-        "policy", "jobs", "mean JCT s", "off", "makespan s", "off", "jobs near", "preemptions",
-        "moves", "tau", "audit", "lost", "ETA off", "control off", "verdict",
-    )  # fmt: skip
-    for name in heads:
-        shown.add_column(name, justify="left" if name in ("policy", "verdict") else "right")
-    for each in found:
-        one, other = each.compared.live, each.compared.simulated
-        shown.add_row(
-            each.plan.policy, str(each.plan.jobs),
-            f"{one.mean_jct_s:.2f} / {other.mean_jct_s:.2f}", f"{each.compared.mean_error:+.1%}",
-            f"{one.makespan_s:.1f} / {other.makespan_s:.1f}",
-            f"{each.compared.makespan_error:+.1%}", f"{each.compared.jobs_near:.0%}",
-            f"{one.preemptions} / {other.preemptions}",
-            f"{one.reallocations} / {other.reallocations}", f"{each.compared.tau:.3f}",
-            "clean" if not each.findings else str(len(each.findings)), str(len(each.lost)),
-            _share(each.eta_error), f"{each.control.mean_error:+.1%}",
-            "pass" if not each.doubts() else "miss",
-        )  # fmt: skip
-    return shown
+def table(found: Sequence[Fidelity], verdict: bool = True) -> list[str]:
+    """Lay out a column per run: live / simulated. `verdict`: say whether each keeps its bounds."""
+    columns = [measures(each) for each in found]
+    names = [name for name in columns[0] if verdict or name != "verdict"]
+    rows = [Row((name, *(column[name] for column in columns))) for name in names[1:]]
+    return tables.lines((names[0], *(column[names[0]] for column in columns)), rows)
 
 
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.0%}"
+def summary(found: Sequence[Fidelity]) -> list[str]:
+    """Lay out a row per run."""
+    rows = [measures(each) for each in found]
+    return tables.lines(tuple(rows[0]), [Row(tuple(row.values())) for row in rows])
+
+
+def measures(found: Fidelity) -> dict[str, str]:
+    """Tell what was measured, by its name; two values are live / simulated."""
+    one, other = found.compared.live, found.compared.simulated
+    return {
+        "policy": found.plan.policy,
+        "seed": str(found.plan.seed),
+        "jobs": str(found.plan.jobs),
+        "mean JCT s": f"{one.mean_jct_s:.2f} / {other.mean_jct_s:.2f}",
+        "off": f"{found.compared.mean_error:+.1%}",
+        "makespan s": f"{one.makespan_s:.1f} / {other.makespan_s:.1f}",
+        "makespan off": f"{found.compared.makespan_error:+.1%}",
+        "jobs near": f"{found.compared.jobs_near:.0%}",
+        "preemptions": f"{one.preemptions} / {other.preemptions}",
+        "moves": f"{one.reallocations} / {other.reallocations}",
+        "tau": f"{found.compared.tau:.3f}",
+        "audit": "clean" if not found.findings else str(len(found.findings)),
+        "lost": str(len(found.lost)),
+        "kills": str(found.kills),
+        "ETA off": "-" if found.eta_error is None else f"{found.eta_error:.0%}",
+        "control off": f"{found.control.mean_error:+.1%}",
+        "verdict": "pass" if not found.doubts() else "miss",
+    }
 
 
 def _costs(found: Fidelity) -> str:
@@ -149,7 +161,7 @@ def _costs(found: Fidelity) -> str:
     )
 
 
-def _document(found: Fidelity) -> dict[str, Any]:
+def document(found: Fidelity) -> dict[str, Any]:
     shown: dict[str, Any] = msgspec.to_builtins(found)
     return shown | {
         "mean_error": found.compared.mean_error,

@@ -19,7 +19,7 @@ from slackwater.schemas.scheduling import (
     SetPolicy,
 )
 from slackwater.services.master.config import MasterConfig, gpu_rules
-from slackwater.services.master.scheduling.registry import make
+from slackwater.services.master.scheduling.registry import make, names
 from slackwater.services.master.scheduling.scheduler import Scheduler
 from slackwater.services.master.state import State
 
@@ -128,11 +128,19 @@ def scheduler(
     needs = NEEDS.get(policy)
     if needs is not None and not (needs == _DURATIONS and durations_known):
         raise ConfigRejected(
-            f"gpu_policy {policy}: it plans with {needs}, which a running cluster does not know; "
-            "`loadgen simulate` plays it; here use fifo, best-effort, sf, gandiva, "
-            "tiresias-las, tiresias-gittins or pollux"
+            f"the GPU policy {policy!r} plans with {needs}, which a running cluster does not know; "
+            f"`loadgen simulate` plays it; here choose one of {', '.join(live_policies())}"
+        )
+    if needs is None and policy not in live_policies():
+        raise ConfigRejected(
+            f"there is no GPU policy {policy!r}; choose one of {', '.join(live_policies())}"
         )
     return Scheduler(make(policy, settings), gpu_rules(config))
+
+
+def live_policies() -> list[str]:
+    """List the policies that a running cluster can give GPUs by, sorted."""
+    return [each for each in names() if each not in NEEDS]
 
 
 _DURATIONS: Final = "the time that each job still needs"

@@ -37,6 +37,8 @@ async def foretold(client: Client, record: JobRecord) -> Ends | None:
     """Return None for a job without GPUs, and for one that has ended."""
     if not record.spec.gpus or record.state in TERMINAL_STATES:
         return None
+    if record.held:
+        return Ends(why="it waits until its user lets it go on")
     policy = await client.master("policy", GetPolicy(), PolicyInfo)
     records, progress = await client.all_jobs()
     active = sum(each.state not in TERMINAL_STATES for each in records.values())

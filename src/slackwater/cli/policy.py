@@ -1,18 +1,21 @@
 """`slackwater policy`: which policy gives GPUs to jobs, and another one from now on."""
 
-from typing import Annotated
+from inspect import getdoc
+from typing import Annotated, Any
 
+import msgspec
 import typer
 
 from slackwater.cli.show import with_client
 from slackwater.common.shell.client import Client
-from slackwater.console import figures
+from slackwater.console import figures, tables
 from slackwater.console.options import Json, Url
 from slackwater.console.outcome import Usage, out, print_json
 from slackwater.console.program import group
+from slackwater.console.tables import Row
 from slackwater.schemas.scheduling import GetPolicy, PolicyInfo, SetPolicy
 
-app = group("Show or set the policy that gives GPUs to jobs.")
+app = group("Show, list or set the policies that give GPUs to jobs.")
 
 Settings = Annotated[
     list[str] | None,
@@ -24,6 +27,15 @@ Settings = Annotated[
 ]
 
 
+class Listed(msgspec.Struct, frozen=True, kw_only=True):
+    """A policy, as JSON shows it."""
+
+    policy: str
+    does: str
+    options: dict[str, Any]
+    """Name -> default."""
+
+
 @app.command()
 def show(url: Url = None, json: Json = False) -> None:
     """Show which policy gives GPUs to jobs, and how it fares."""
@@ -32,7 +44,7 @@ def show(url: Url = None, json: Json = False) -> None:
 
 @app.command("set")
 def set_policy(
-    policy: Annotated[str, typer.Argument(help="For example fifo, sf, tiresias-las or pollux.")],
+    policy: Annotated[str, typer.Argument(help="A name that `slackwater policy list` shows.")],
     settings: Settings = None,
     url: Url = None,
     json: Json = False,
@@ -47,6 +59,31 @@ def set_policy(
         return await client.master("set-policy", asked, PolicyInfo)
 
     _tell(with_client(url, send), json)
+
+
+@app.command("list")
+def list_policies(json: Json = False) -> None:
+    """List the policies that a running cluster can give GPUs by, each with its options."""
+    from slackwater.services.master.gpu_policy import live_policies  # They load numpy.
+    from slackwater.services.master.scheduling.registry import POLICIES, options_of
+
+    found = [
+        Listed(policy=name, options=options_of(name), does=_first_line(POLICIES.find(name)))
+        for name in live_policies()
+    ]
+    if json:
+        print_json(found)
+        return
+    rows = [
+        Row((each.policy, each.does), " ".join(f"{k}={v}" for k, v in each.options.items()))
+        for each in found
+    ]
+    width = out.width if out.is_terminal else None
+    tables.show(tables.lines(("POLICY", "IT DOES"), rows, width, note="OPTIONS"))
+
+
+def _first_line(factory: object) -> str:
+    return (getdoc(factory) or "").partition("\n")[0]
 
 
 def parsed(settings: list[str] | None) -> dict[str, str]:

@@ -27,7 +27,7 @@ HOUR_S = 3600.0
 MONTH_S = 30 * 86_400
 
 _Policy = Annotated[
-    str, typer.Option(help="The policy to try; any that `slackwater policy set` takes.")
+    str, typer.Option(help="The policy to try, as `slackwater policy list` names them.")
 ]
 _Settings = Annotated[
     list[str] | None,
@@ -137,8 +137,12 @@ def not_known(endings: tuple["Ending", ...], assume_s: float, restart_s: int) ->
     if not restart_s:
         found.append("what a restart costs; taken to be nothing, see --restart-s")
     if assumed := sum(each.job.assumed for each in endings):
-        found.append(f"what is left of {assumed} jobs (~); taken to be --assume-s {assume_s:g}")
+        found.append(f"what is left of {_count(assumed)} (~); taken to be --assume-s {assume_s:g}")
     return tuple(found)
+
+
+def _count(jobs: int) -> str:
+    return f"{jobs} job{'' if jobs == 1 else 's'}"
 
 
 def _knob(policy: str, key: str) -> str:

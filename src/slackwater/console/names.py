@@ -66,5 +66,5 @@ def gpu_policy_named(name: str) -> str:
     try:
         scheduler(MasterConfig(), name, {})
     except ConfigRejected as error:
-        raise Usage(f"--gpu-policy {name}: {error}") from None
+        raise Usage(f"--gpu-policy: {error}") from None
     return name

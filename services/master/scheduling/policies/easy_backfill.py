@@ -38,7 +38,10 @@ _HONOURED: Final[frozenset[Rule]] = EVERY_RULE - {"quotas"}
 
 @register("easy-backfill")
 class EasyBackfill(Fifo):
-    """Tenants' quotas hold by planning each tenant's part (`tenants`)."""
+    """Jobs start in order of submission; one passes the first if it does not delay it.
+
+    Tenants' quotas hold by planning each tenant's part (`tenants`).
+    """
 
     honours = _HONOURED
     divisible = True

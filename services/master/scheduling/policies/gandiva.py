@@ -16,6 +16,8 @@ from slackwater.services.master.scheduling.view import JobView, View
 
 @register("gandiva")
 class Gandiva(QueuePolicy):
+    """Jobs take turns: whoever has waited longest runs for `quantum_s`."""
+
     keys_move = True
 
     def __init__(self, quantum_s: Period = 60, consolidate: Consolidate = "prefer") -> None:

@@ -148,6 +148,8 @@ Growth = Annotated[float, msgspec.Meta(ge=1, le=limits.TRACE_GPUS_MAX)]
 
 @register("pollux")
 class Pollux:
+    """Jobs get the GPUs, from one to many, with which all make most progress, as they report."""
+
     elastic = True
     """Jobs may run on any number of GPUs between their bounds."""
     adaptive = True

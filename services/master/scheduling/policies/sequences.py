@@ -32,13 +32,15 @@ class Fifo(QueuePolicy):
 
 @register("best-effort")
 class BestEffort(Fifo):
-    """FIFO without head-of-line blocking."""
+    """Jobs start in order of submission; those that do not fit are passed."""
 
     strict = False
 
 
 @register("sf")
 class SmallestFirst(QueuePolicy):
+    """Jobs of the fewest GPUs first."""
+
     def __init__(self, preemptive: bool = True, consolidate: Consolidate = "prefer") -> None:
         self.preemptive = preemptive
         self.consolidate = consolidate

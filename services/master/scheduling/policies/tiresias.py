@@ -288,7 +288,7 @@ class Tiresias(QueuePolicy):
 
 @register("tiresias-las")
 class TiresiasLas(Tiresias):
-    """Discretized 2D-LAS: no knowledge of durations at all."""
+    """Jobs of the least GPU time so far first, in queues; it needs no durations."""
 
     def __init__(
         self, limits: str = DEFAULT_LIMITS, order: Order = "submission",
@@ -300,7 +300,7 @@ class TiresiasLas(Tiresias):
 
 @register("tiresias-gittins")
 class TiresiasGittins(Tiresias):
-    """Discretized 2D-Gittins: knows how long earlier jobs took."""
+    """Jobs that most likely end soon first, in queues, by how long earlier jobs took."""
 
     def __init__(
         self, limits: str = DEFAULT_LIMITS, order: Order = "index", running_first: bool = True,

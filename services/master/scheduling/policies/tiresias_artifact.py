@@ -32,6 +32,8 @@ class Lists(msgspec.Struct):
 
 @register("tiresias-artifact")
 class TiresiasArtifact:
+    """Tiresias in rounds with two lists, as Pollux's authors ran it."""
+
     divisible = True
     honours = frozenset[Rule]({"min_run_s"})
 

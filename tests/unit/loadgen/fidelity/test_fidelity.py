@@ -14,10 +14,10 @@ from msgspec.structs import replace
 from tests.sim.submissions import submission
 
 from slackwater.common.base.errors import Rejected, Unavailable
-from slackwater.loadgen.cli.fidelity import scale
+from slackwater.loadgen.cli.fidelity import scale, table
 from slackwater.loadgen.fidelity import compare, costs, program
 from slackwater.loadgen.fidelity.costs import FREE
-from slackwater.loadgen.fidelity.experiment import Plan, simulated, submissions_of
+from slackwater.loadgen.fidelity.experiment import Fidelity, Plan, simulated, submissions_of
 from slackwater.loadgen.fidelity.jobs import Attempt, LiveJob, attempts, live_jobs, progress
 from slackwater.loadgen.fidelity.live import LiveRun
 from slackwater.loadgen.fidelity.livelog import live_log, result_of, stretches
@@ -192,3 +192,22 @@ def test_a_scale_may_be_a_fraction() -> None:
     for wrong in ("0", "-1", "1/0", "inf", "soon"):
         with pytest.raises(Rejected, match="must be above 0"):
             scale(wrong)
+
+
+def fidelity(policy: str, seed: int) -> Fidelity:
+    plan = Plan(policy=policy, seed=seed, jobs=6)
+    result = simulated(plan, submissions_of(plan), FREE)
+    same = compare.compare(result, result)
+    return Fidelity(
+        plan=plan, costs=FREE, compared=same, control=same, lost=(), findings=(),
+        simulated_findings=(), kills=0, load=0.0,
+    )  # fmt: skip
+
+
+def test_the_measures_of_one_run_fit_80_columns_and_a_replay_has_no_verdict() -> None:
+    found = [fidelity(policy, 1) for policy in ("fifo", "tiresias-las")]
+    lines = table(found)
+    assert lines[0].split() == ["policy", "fifo", "tiresias-las"]
+    assert lines[-1].split() == ["verdict", "pass", "pass"]
+    assert max(map(len, lines)) <= 80
+    assert not [line for line in table(found, verdict=False) if line.startswith("verdict")]

@@ -21,6 +21,7 @@ from slackwater.schemas.workers import (
     WorkerExited,
 )
 from slackwater.services.master.config import Tenant
+from slackwater.services.master.gpu_policy import live_policies
 from slackwater.services.master.keys import Order, OrderKey, Verb
 
 
@@ -290,6 +291,18 @@ def test_a_policy_that_plans_with_what_only_a_simulator_knows_is_refused(policy:
     assert policy in said.reason
     with pytest.raises(ConfigRejected, match="does not know"):
         GpuHarness(gpu_policy=policy)
+
+
+@pytest.mark.parametrize("policy", ["srsf", "nonsense"])
+def test_a_refused_policy_is_told_with_those_that_a_running_cluster_takes(policy: str) -> None:
+    """The remedy named policies of simulations, and left easy-backfill out."""
+    said = GpuHarness().answer(SetPolicy(policy=policy))
+    assert isinstance(said, Refused)
+    named = said.reason.partition("choose one of ")[2].split(", ")
+    assert named == live_policies()
+    assert {"fifo", "easy-backfill", "pollux"} <= set(named)
+    for each in named:
+        assert GpuHarness(gpu_policy=each).core.state.gpus.policy == each
 
 
 def test_a_policy_with_an_unknown_option_is_refused_and_the_old_one_stays() -> None:
