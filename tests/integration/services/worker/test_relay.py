@@ -22,12 +22,15 @@ from slackwater.common.base.errors import (
     DeadlineExceeded,
     NobodyThere,
     Rejected,
+    Retryable,
     Unavailable,
 )
 from slackwater.common.base.retry import retry
 from slackwater.common.bus.base import Bus, Delivery, Endpoint, ServiceInfo
 from slackwater.common.bus.memory import MemoryBroker
+from slackwater.common.bus.nats import NatsBus
 from slackwater.common.bus.relay import RelayBus, Ticket, find_ticket, write_ticket
+from slackwater.common.bus.server import NatsServer
 from slackwater.schemas import subjects
 from slackwater.schemas.base import Ok
 from slackwater.schemas.job_requests import FinishJob
@@ -80,18 +83,32 @@ class World:
         return codec.encode(Ok())
 
 
+@contextlib.asynccontextmanager
+async def world_of(folder: Path, bus: Bus, master: Bus) -> AsyncIterator[World]:
+    (folder / ("long" * 40)).mkdir()
+    found = World(folder, bus)
+    await master.serve(
+        ServiceInfo("master", "1.0.0", "a master", {}),
+        [Endpoint("finish", FINISH, found.finish, {}, 64)],
+    )
+    yield found
+    await bus.close()
+    await master.close()
+
+
 @pytest.fixture
 async def world(tmp_path: Path) -> AsyncIterator[World]:
     broker = MemoryBroker(seed=1)
-    (tmp_path / ("long" * 40)).mkdir()
-    found, master = World(tmp_path, broker.connect("w1")), broker.connect("m1")
-    await master.serve(
-        ServiceInfo("master", "1.0.0", "a master", {}),
-        [Endpoint("finish", FINISH, found.finish, {}, 8)],
-    )
-    yield found
-    await found.bus.close()
-    await master.close()
+    async with world_of(tmp_path, broker.connect("w1"), broker.connect("m1")) as found:
+        yield found
+
+
+@pytest.fixture
+async def live_world(tmp_path: Path, own_nats_server: NatsServer) -> AsyncIterator[World]:
+    url = own_nats_server.url
+    bus, master = await NatsBus.connect(url, "w1"), await NatsBus.connect(url, "m1")
+    async with world_of(tmp_path, bus, master) as found:
+        yield found
 
 
 @contextlib.asynccontextmanager
@@ -201,6 +218,89 @@ async def test_an_agent_finds_a_relay_that_was_started_anew(world: World) -> Non
         await soon(lambda: bus.connected)
         assert await bus.request(FINISH, finish(), timeout_s=5.0)
     assert bus.counters.reconnects
+
+
+class Caller:
+    """Asks and tells over a relay again and again, one call at a time, each with a deadline."""
+
+    DEADLINE_S = 0.5
+
+    def __init__(self, bus: RelayBus) -> None:
+        self.bus, self.answered, self.told, self.failed = bus, 0, 0, 0
+        self.stopping = False
+
+    async def run(self) -> None:
+        """Raises what is not retryable, and TimeoutError for a call far beyond its deadline."""
+        while not self.stopping:
+            try:
+                async with asyncio.timeout(20 * self.DEADLINE_S):
+                    await self.bus.request(FINISH, finish(), timeout_s=self.DEADLINE_S)
+                    self.answered += 1
+                    await self.bus.publish(ITERATIONS, codec.encode(OBSERVED))
+                    self.told += 1
+            except Retryable as error:
+                self.failed += 1
+                await asyncio.sleep(error.retry_after_s)
+            await asyncio.sleep(0.1)  # Twenty of them stay below what a rank may send.
+
+
+@pytest.mark.live
+async def test_programs_go_on_when_the_bus_is_killed_and_comes_back(
+    live_world: World, own_nats_server: NatsServer
+) -> None:
+    """kill -9, five times, while twenty programs' calls are under way: each call is answered or
+    fails with something to try again, none outlives its deadline, and no program connects anew."""
+    async with open_relay(live_world), contextlib.AsyncExitStack() as stack:
+        callers = [
+            Caller(await stack.enter_async_context(agent(live_world.ticket("j", 0, n % 4))))
+            for n in range(20)
+        ]
+        running = [asyncio.create_task(caller.run()) for caller in callers]
+        rng = Random(5)
+        for _ in range(5):
+            failed = sum(caller.failed for caller in callers)
+            await asyncio.sleep(rng.uniform(0.0, 0.3))
+            own_nats_server.kill()
+            await soon(lambda n=failed: sum(caller.failed for caller in callers) > n, "calls fail")
+            await own_nats_server.start_async()
+            had = [(caller.answered, caller.told) for caller in callers]
+            await soon(
+                lambda had=had: all(
+                    caller.answered > answered and caller.told > told
+                    for caller, (answered, told) in zip(callers, had, strict=True)
+                ),
+                "every program is answered and heard again",
+            )
+        for caller in callers:
+            caller.stopping = True
+        await asyncio.gather(*running)
+        assert not any(caller.bus.counters.reconnects for caller in callers)
+
+
+@pytest.mark.live
+async def test_a_request_that_the_bus_took_with_it_may_be_asked_again(
+    live_world: World, own_nats_server: NatsServer
+) -> None:
+    """Its answer is lost with the bus: it may have been acted on. Another that waited for room at
+    the relay was not sent. Both end at once, not at their deadlines."""
+    live_world.hold = asyncio.Event()
+    async with open_relay(live_world), agent(live_world.ticket()) as bus:
+        asked = [
+            asyncio.create_task(bus.request(FINISH, finish(), timeout_s=60.0))
+            for _ in range(2 * limits.RELAY_ASKS_MAX)  # Half of them wait for room at the relay.
+        ]
+        await soon(lambda: len(live_world.asked) == limits.RELAY_ASKS_MAX, "they are under way")
+        own_nats_server.kill()
+        async with asyncio.timeout(20.0):
+            ended = await asyncio.gather(*asked, return_exceptions=True)
+        kinds = [DeadlineExceeded] * limits.RELAY_ASKS_MAX + [Unavailable] * limits.RELAY_ASKS_MAX
+        assert [type(each) for each in ended] == kinds
+        assert all(isinstance(each, Retryable) and each.retry_after_s > 0.0 for each in ended)
+        live_world.hold.set()
+        await own_nats_server.start_async()
+        await retry(
+            lambda: bus.request(FINISH, finish(), timeout_s=1.0), budget_s=20.0, rng=Random(1)
+        )
 
 
 @contextlib.asynccontextmanager
