@@ -1,6 +1,7 @@
-"""The seam of the bus: NATS (`nats.py`) and in memory (`memory.py`) implement it.
+"""The seam of the bus: NATS (`nats.py`) and in memory (`memory.py`) implement it, and the relay
+(`relay.py`) for programs of jobs, which only ask and tell.
 
-Both pass one conformance suite. The bus moves bytes and may lose or repeat a message; nobody builds
+All pass one conformance suite. The bus moves bytes and may lose or repeat a message; nobody builds
 on more. Payloads are encoded and decoded by `common.codec`, never here.
 """
 
@@ -129,5 +130,6 @@ class Bus(Protocol):
     async def flush(self) -> None: ...
 
     async def close(self) -> None:
-        """Stop intake, let handlers finish (within DRAIN_S), flush, disconnect."""
+        """Stop intake, let handlers finish (within DRAIN_S), flush, disconnect. A request of this
+        client that is under way ends with DeadlineExceeded."""
         ...

@@ -289,6 +289,10 @@ class MemoryBus:
         for mailbox in self._mailboxes.values():
             await mailbox.drain(max(0.0, deadline_s - self._broker.clock.now_s()))
         self._closed = True
+        for answer in self._inbox.values():
+            if not answer.done():  # It cannot come any more: nobody waits until the deadline.
+                lost = f"{self.name} was closed before the answer; it may still have been acted on"
+                answer.set_exception(DeadlineExceeded(lost, limits.RECONNECT_WAIT_S))
 
     async def abort(self) -> None:
         """The client crashes: nothing is finished, nothing is answered."""

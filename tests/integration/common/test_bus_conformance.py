@@ -1,8 +1,22 @@
-"""One suite for every `Bus`: what services may build on, over real NATS and in memory."""
+"""One suite for every `Bus`: what services may build on, over real NATS and in memory, and what
+programs of jobs may, over a worker service's relay.
+
+A program asks and tells. These parts of the suite are not for a relay:
+
+- subscriptions, services and NATS micro: a program has neither. `subscribe` and `serve` refuse
+  (tests/integration/services/worker/test_relay.py).
+- JSON: the relay reads each message before it passes it on, and people do not type there.
+- published commands, and several instances: a program may tell telemetry alone, and cannot see who
+  answers.
+- the largest request: the relay passes messages of Agents alone, none of which is that large.
+"""
 
 import asyncio
 import gc
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,14 +25,27 @@ import pytest
 from tests.waiting import soon
 
 from slackwater.common.base import codec, limits
-from slackwater.common.base.errors import DeadlineExceeded, Rejected, Unavailable
+from slackwater.common.base.errors import (
+    DeadlineExceeded,
+    NobodyThere,
+    Rejected,
+    Unavailable,
+)
 from slackwater.common.bus.base import Answer, Bus, Delivery, Endpoint, ServiceInfo
 from slackwater.common.bus.dispatch import failure
 from slackwater.common.bus.memory import MemoryBroker
 from slackwater.common.bus.nats import NatsBus
-from slackwater.schemas.base import Message, Ok, Refused
+from slackwater.common.bus.relay import RelayBus, Ticket
+from slackwater.schemas import subjects
+from slackwater.schemas.base import JobId, Message, Ok, Refused
+from slackwater.schemas.job_requests import FinishJob
+from slackwater.schemas.placement import LocateJob
+from slackwater.schemas.relay import RelayHello
+from slackwater.schemas.telemetry import IterationsObserved
+from slackwater.services.worker.relay import Relay
 
 Connect = Callable[[str], Awaitable[Bus]]
+Respond = Callable[[Delivery], Answer | Awaitable[Answer]]
 INFO = ServiceInfo("toy", "1.2.3", "a service for tests", {"role": "test"})
 
 
@@ -39,9 +66,65 @@ async def connect(request: pytest.FixtureRequest) -> AsyncIterator[Connect]:
         await bus.close()
 
 
-def endpoint(
-    subject: str, respond: Callable[[Delivery], Awaitable[bytes]], concurrency: int = 8
-) -> Endpoint:
+@dataclass
+class Ends:
+    """Both ends of a bus: a service, and `client`, which only asks and tells."""
+
+    server: Bus
+    client: Bus
+    job: str
+    acts: str
+    """The subject at which `answering` serves."""
+
+    async def answering(self, respond: Respond, concurrency: int = 8) -> None:
+        await self.server.serve(INFO, [endpoint(self.acts, respond, concurrency)])
+
+    async def ask(self, number: int = 0) -> Message:
+        """Ask with a number that comes back in the answer of `echo_number`."""
+        answer = await self.client.request(self.acts, self.question(number), timeout_s=5.0)
+        decoded: Message = codec.decode(answer, Ok | Refused)
+        return decoded
+
+    def question(self, number: int = 0) -> bytes:
+        return codec.encode(FinishJob(job=self.job, rank=0, result=str(number)))
+
+
+def number_in(delivery: Delivery) -> int:
+    return int(codec.decode(delivery.payload, FinishJob).result)
+
+
+def echo_number(delivery: Delivery) -> bytes:
+    return codec.encode(Ok(epoch=number_in(delivery)))
+
+
+async def echo_later(delivery: Delivery) -> bytes:
+    return echo_number(delivery)
+
+
+@pytest.fixture(params=["memory", pytest.param("nats", marks=pytest.mark.live), "relay"])
+async def ends(request: pytest.FixtureRequest, unique: str, tmp_path: Path) -> AsyncIterator[Ends]:
+    """A program's end of each kind of bus; all are closed in the end."""
+    broker, acts = MemoryBroker(seed=1), subjects.command("master", subjects.MASTER, "finish")
+    if request.param == "nats":
+        url, acts = request.getfixturevalue("nats_url"), f"{unique}.act"
+        server: Bus = await NatsBus.connect(url, "server")
+        client: Bus = await NatsBus.connect(url, "client")
+    else:
+        server, client = broker.connect("server"), broker.connect("client")
+    async with AsyncExitStack() as stack:
+        for bus in (server, client):
+            stack.push_async_callback(bus.close)
+        if request.param == "relay":
+            hello = RelayHello(job=unique, rank=0, attempt=0, token=bytes(32))
+            relay = Relay(tmp_path / "r", client, lambda *_: True, lambda _: None)
+            await relay.start()
+            stack.push_async_callback(relay.stop)
+            client = await RelayBus.connect(Ticket(path=str(tmp_path / "r"), hello=hello))
+            stack.push_async_callback(client.close)
+        yield Ends(server, client, unique, acts)
+
+
+def endpoint(subject: str, respond: Respond, concurrency: int = 8) -> Endpoint:
     return Endpoint("act", subject, respond, {"request_schema": "ok"}, concurrency)
 
 
@@ -197,46 +280,66 @@ async def test_a_slow_subscriber_loses_the_oldest(
     assert bus.counters.dropped == 40  # type: ignore[attr-defined]
 
 
+async def test_what_a_program_tells_arrives_in_order(ends: Ends) -> None:
+    inbox = Inbox()
+    await ends.server.subscribe(subjects.telemetries("job", ends.job, "iterations"), inbox)
+    await ends.server.flush()
+    told = IterationsObserved(
+        job=JobId(ends.job), rank=0, first_iteration=1, durations_s=(1.0,), location_epoch=0,
+        bytes_pushed=0, bytes_pulled=0,
+    )  # fmt: skip
+    subject = subjects.telemetry("job", ends.job, "iterations")
+    for number in range(1, 201):
+        await ends.client.publish(
+            subject, codec.encode(msgspec.structs.replace(told, first_iteration=number))
+        )
+    await ends.client.flush()
+    got = [codec.decode(each.payload, IterationsObserved) for each in await inbox.wait(200)]
+    assert [each.first_iteration for each in got] == list(range(1, 201))
+    assert ends.client.counters.published == 200
+
+
 # Requests ----------------------------------------------------------------------------------------
 
 
-async def test_a_request_is_answered(connect: Connect, unique: str) -> None:
-    server, client = await connect("server"), await connect("client")
-    await server.serve(INFO, [endpoint(f"{unique}.act", echo)])
-    assert await ask(client, f"{unique}.act", Ok(epoch=5)) == Ok(epoch=5)
+async def test_a_request_is_answered(ends: Ends) -> None:
+    await ends.answering(echo_number)
+    assert ends.client.connected
+    assert await ends.ask(5) == Ok(epoch=5)
+    assert ends.client.counters.requested == 1
 
 
-async def test_nobody_there_is_unavailable_at_once(connect: Connect, unique: str) -> None:
-    client = await connect("client")
-    with pytest.raises(Unavailable, match=f"{unique}.nobody"):
+async def test_nobody_there_is_unavailable_at_once(ends: Ends) -> None:
+    subject = subjects.command("controller", f"{ends.job}nobody", "locate")
+    with pytest.raises(NobodyThere, match=subject):
         async with asyncio.timeout(2.0):
-            await client.request(f"{unique}.nobody", b"", timeout_s=30.0)
+            await ends.client.request(
+                subject, codec.encode(LocateJob(job=ends.job)), timeout_s=30.0
+            )
 
 
-async def test_no_answer_is_a_deadline(connect: Connect, unique: str) -> None:
-    server, client = await connect("server"), await connect("client")
-
+async def test_no_answer_is_a_deadline(ends: Ends) -> None:
     gate = asyncio.Event()
 
     async def late(_: Delivery) -> bytes:
         await gate.wait()
         return b""
 
-    await server.serve(INFO, [endpoint(f"{unique}.act", late)])
+    await ends.answering(late)
     with pytest.raises(DeadlineExceeded, match="may still have been acted on"):
-        await client.request(f"{unique}.act", b"", timeout_s=0.1)
+        await ends.client.request(ends.acts, ends.question(), timeout_s=0.1)
     gate.set()  # The answer comes too late for anybody, and harms nobody.
 
 
-async def test_who_is_cancelled_ends_whatever_has_been_answered(
-    connect: Connect, unique: str
-) -> None:
+async def test_who_is_cancelled_ends_whatever_has_been_answered(ends: Ends) -> None:
     """At any moment, that of the answer, or of the news that nobody is there, among them."""
-    one, other = await connect("one"), await connect("other")
-    await one.serve(INFO, [endpoint(f"{unique}.echo", echo)])
+    await ends.answering(echo_later)
+    nobody = subjects.command("controller", f"{ends.job}nobody", "locate")
     for turns in range(300):
-        subject = f"{unique}.echo" if turns % 3 else f"{unique}.nobody"
-        asking = asyncio.ensure_future(other.request(subject, b"x", timeout_s=5.0))
+        subject, sent = ends.acts, ends.question()
+        if turns % 3 == 0:
+            subject, sent = nobody, codec.encode(LocateJob(job=ends.job))
+        asking = asyncio.ensure_future(ends.client.request(subject, sent, timeout_s=5.0))
         for _ in range(turns % 20):
             await asyncio.sleep(0)
         while turns >= 100 and not _answered(asking):  # noqa: ASYNC110
@@ -246,6 +349,7 @@ async def test_who_is_cancelled_ends_whatever_has_been_answered(
                 await asking
         else:
             await asyncio.gather(asking, return_exceptions=True)
+    assert await ends.ask(7) == Ok(epoch=7)
 
 
 def _answered(asking: "asyncio.Task[bytes]") -> bool:
@@ -279,27 +383,22 @@ async def test_json_gets_json(connect: Connect, unique: str) -> None:
     assert seen == [True, True, False, True]
 
 
-async def test_errors_are_answers(connect: Connect, unique: str) -> None:
-    server, client = await connect("server"), await connect("client")
+async def test_errors_are_answers(ends: Ends) -> None:
     errors = [Rejected("not so"), Unavailable("later", 3.0), ValueError("a bug")]
 
     async def respond(delivery: Delivery) -> bytes:
-        raise errors[codec.decode(delivery.payload, Ok).epoch]
+        raise errors[number_in(delivery)]
 
-    await server.serve(INFO, [endpoint(f"{unique}.act", respond)])
-    assert await ask(client, f"{unique}.act", Ok()) == Refused(reason="not so")
-    busy = await ask(client, f"{unique}.act", Ok(epoch=1))
-    assert busy == Refused(reason="later", retry_after_s=3.0)
-    bug = await ask(client, f"{unique}.act", Ok(epoch=2))
-    assert bug == Refused(reason="internal error: ValueError: a bug", code=500)
-    assert server.counters.failed == 1  # type: ignore[attr-defined]
+    await ends.answering(respond)
+    assert await ends.ask(0) == Refused(reason="not so")
+    assert await ends.ask(1) == Refused(reason="later", retry_after_s=3.0)
+    bug = Refused(reason="internal error: ValueError: a bug", code=500)
+    assert await ends.ask(2) == bug
+    assert ends.server.counters.failed == 1
 
 
-async def test_slow_requests_run_side_by_side_up_to_the_bound(
-    connect: Connect, unique: str
-) -> None:
+async def test_slow_requests_run_side_by_side_up_to_the_bound(ends: Ends) -> None:
     """All of the endpoint's slots work at once; one more is refused and told when to retry."""
-    server, client = await connect("server"), await connect("client")
     gate, working = asyncio.Event(), 0
 
     async def respond(_: Delivery) -> bytes:
@@ -308,20 +407,20 @@ async def test_slow_requests_run_side_by_side_up_to_the_bound(
         await gate.wait()
         return codec.encode(Ok())
 
-    await server.serve(INFO, [endpoint(f"{unique}.act", respond, concurrency=4)])
-    asked = [asyncio.create_task(ask(client, f"{unique}.act", Ok())) for _ in range(4)]
+    await ends.answering(respond, concurrency=4)
+    asked = [asyncio.create_task(ends.ask()) for _ in range(4)]
     await soon(lambda: working == 4)
-    refused = await ask(client, f"{unique}.act", Ok())
+    refused = await ends.ask()
     assert isinstance(refused, Refused)
     assert refused.retry_after_s > 0
     assert "busy with 4 requests" in refused.reason
-    again = await ask(client, f"{unique}.act", Ok())
+    again = await ends.ask()
     assert isinstance(again, Refused)
     assert again.retry_after_s >= refused.retry_after_s  # Its turn is after the first one's.
     gate.set()
     assert await asyncio.gather(*asked) == [Ok()] * 4
-    assert await ask(client, f"{unique}.act", Ok()) == Ok()
-    assert server.counters.overloaded == 2  # type: ignore[attr-defined]
+    assert await ends.ask() == Ok()
+    assert ends.server.counters.overloaded == 2
 
 
 async def test_answers_that_wait_for_nothing_take_no_slot(connect: Connect, unique: str) -> None:
@@ -368,13 +467,12 @@ async def test_one_of_several_instances_answers(connect: Connect, unique: str) -
     assert calls == 30
 
 
-async def test_many_at_once(connect: Connect, unique: str) -> None:
-    server, client = await connect("server"), await connect("client")
-    await server.serve(INFO, [endpoint(f"{unique}.act", echo, concurrency=512)])
-    answers = await asyncio.gather(
-        *(ask(client, f"{unique}.act", Ok(epoch=number)) for number in range(500))
-    )
-    assert answers == [Ok(epoch=number) for number in range(500)]
+async def test_many_at_once(ends: Ends) -> None:
+    """Ask so often at once as a program may (RELAY_BURST)."""
+    await ends.answering(echo_later, concurrency=limits.RELAY_BURST)
+    numbers = range(limits.RELAY_BURST)
+    answers = await asyncio.gather(*(ends.ask(number) for number in numbers))
+    assert answers == [Ok(epoch=number) for number in numbers]
 
 
 async def test_a_published_command_is_done_without_an_answer(connect: Connect, unique: str) -> None:
@@ -391,13 +489,21 @@ async def test_a_published_command_is_done_without_an_answer(connect: Connect, u
     await inbox.wait(1)
 
 
-async def test_too_large_is_rejected_before_it_is_sent(connect: Connect, unique: str) -> None:
-    bus = await connect("one")
+async def test_too_large_is_rejected_before_it_is_sent(ends: Ends) -> None:
     large = bytes(limits.MESSAGE_BYTES_MAX + 1)
+    subject = subjects.telemetry("job", ends.job, "iterations")
     with pytest.raises(Rejected, match="over a message's 524288"):
-        await bus.publish(f"{unique}.a", large)
+        await ends.client.publish(subject, large)
     with pytest.raises(Rejected):
-        await bus.request(f"{unique}.a", large, timeout_s=1.0)
+        await ends.client.request(ends.acts, large, timeout_s=1.0)
+    await ends.answering(echo_number)
+    assert await ends.ask(3) == Ok(epoch=3)
+
+
+async def test_the_largest_answer_passes(ends: Ends) -> None:
+    answer = bytes(limits.MESSAGE_BYTES_MAX)
+    await ends.answering(lambda _: answer)
+    assert await ends.client.request(ends.acts, ends.question(), timeout_s=5.0) == answer
 
 
 async def test_the_largest_message_passes(connect: Connect, unique: str) -> None:
@@ -530,3 +636,30 @@ async def test_close_finishes_what_is_begun(connect: Connect, unique: str) -> No
     with pytest.raises(Unavailable):
         await ask(client, f"{unique}.act", Ok())
     await server.close()
+
+
+async def test_a_client_that_was_closed_says_so(ends: Ends) -> None:
+    """Closing ends calls under way, too; closing twice is closing once."""
+    gate, begun = asyncio.Event(), asyncio.Event()
+
+    async def late(_: Delivery) -> bytes:
+        begun.set()
+        await gate.wait()
+        return b""
+
+    await ends.answering(late)
+    asked = asyncio.create_task(ends.ask())
+    await begun.wait()
+    await ends.client.close()
+    assert not ends.client.connected
+    for call in (
+        ends.ask(),
+        ends.client.publish(subjects.telemetry("job", ends.job, "iterations"), b"x"),
+        ends.client.flush(),
+    ):
+        with pytest.raises(Unavailable):
+            await call
+    gate.set()
+    with pytest.raises(DeadlineExceeded, match="may still have been acted on"):
+        await asked
+    await ends.client.close()
