@@ -384,6 +384,8 @@ class JobRecord(Record, kw_only=True, frozen=True):
         msgspec.field(default_factory=dict)
     )
     """Node of the allocation -> which of its GPUs; empty for a job without GPUs."""
+    ran_on: NodeAllocation = ()
+    """The allocation that it gave up when it paused, and where its ranks' logs are since."""
     planned: NodeAllocation = ()
     """While it is stopping: the allocation that it goes on with; empty: it pauses."""
     held: bool = False

@@ -70,6 +70,13 @@ def node_of(record: JobRecord, rank: int) -> NodeId | None:
     return next((node for node, ranks in ranks_at(record).items() if rank in ranks), None)
 
 
+def last_placed(record: JobRecord) -> JobRecord:
+    """Return the record as of when the job last held an allocation: its logs are there."""
+    if record.allocation or not record.ran_on:
+        return record
+    return msgspec.structs.replace(record, allocation=record.ran_on)
+
+
 def process_number(record: JobRecord, rank: int) -> int:
     """Number the rank's present process, as worker services do."""
     return RUN_ATTEMPTS * record.attempt + record.restarts.get(str(rank), 0) + joins(record, rank)

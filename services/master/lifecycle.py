@@ -310,7 +310,7 @@ def on_processes_gone(state: State, job: Job, now_s: float) -> None:
             changes |= choose_devices(state, record, record.planned)
             changes |= {"state": "starting", "allocation": record.planned}
         else:
-            changes |= {"state": "paused", "allocation": ()}
+            changes |= {"state": "paused", "allocation": (), "ran_on": record.allocation}
         other_size = goes_on and held(record.planned) != held(record.allocation)
         scales = record.spec.gpus or record.spec.elastic
         alone = record.spec.gpus and record.cluster is None

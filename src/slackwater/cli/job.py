@@ -21,6 +21,7 @@ from slackwater.schemas.job_requests import JobInfo
 from slackwater.schemas.job_states import TERMINAL_STATES, WAITING_STATES
 from slackwater.schemas.jobs import JobRecord
 from slackwater.schemas.progress import JobProgress
+from slackwater.services.master.gangs import last_placed
 
 LABEL: Final = 13
 INDENT: Final = "  "
@@ -54,7 +55,7 @@ def job(id: JobId, url: Url = None, json: Json = False) -> None:
 async def history(client: Client, info: JobInfo) -> list[str]:
     """Tell what happened to the job and when, and what it printed last: lines at the end of its
     description."""
-    record = info.job
+    record = last_placed(info.job)
     past = await _steps(client, record)
     printed: list[str] = []
     for rank in ranks_of(record)[:RANKS] if record.spec.program and record.node else ():

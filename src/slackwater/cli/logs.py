@@ -23,7 +23,7 @@ from slackwater.schemas.cluster import WorkerHeartbeat
 from slackwater.schemas.job_states import TERMINAL_STATES
 from slackwater.schemas.jobs import JobRecord
 from slackwater.schemas.logs import TAIL_LINES_MAX, LogPiece, ReadLog
-from slackwater.services.master.gangs import node_of, processes
+from slackwater.services.master.gangs import last_placed, node_of, processes
 
 LOOK_S: Final = 1.0
 HEARD_S: Final = 2.5
@@ -73,18 +73,24 @@ def logs(
             raise Usage(f"--rank {rank}: job {job} has {len(every)} (from 0 on)")
         ranks = every if rank < 0 else range(rank, rank + 1)
         out = printer(record, ranks, json)
-        await (follow_all if follow else show_all)(client, record, ranks, tail, out)
+        try:
+            await (follow_all if follow else show_all)(client, record, ranks, tail, out)
+        except Rejected as error:
+            if record.state not in TERMINAL_STATES or not record.reason:
+                raise
+            why = f"{error}; the job {record.state}: {record.reason}"
+            raise Rejected(why) from error
 
     with_client(url, show)
 
 
 def ranks_of(record: JobRecord) -> range:
-    """The ranks of its present or last attempt; those that it asks for while it holds nothing."""
+    """The ranks of its present or last attempt; those that it asks for where it had none."""
     return range(processes(record) or record.spec.workers)
 
 
 def place_of(record: JobRecord, rank: int) -> NodeId | None:
-    """The node on which the rank runs or ran; of a job that holds nothing, its first one."""
+    """The node on which the rank runs or ran; where the record does not say, the job's first."""
     return node_of(record, rank) or record.node
 
 
@@ -109,8 +115,8 @@ def printer(record: JobRecord, ranks: Sequence[int], json: bool) -> Print:
 
 
 async def started(client: Client, job: str, patient: bool) -> JobRecord:
-    """Return the job's record once it has processes; `patient`: wait for them. Raises Rejected if
-    there will be none."""
+    """Return the job's record once it has processes, as placed where they ran last; `patient`: wait
+    for them. Raises Rejected if there will be none."""
     told = ""
     while True:
         record = await client.job(job)
@@ -119,7 +125,7 @@ async def started(client: Client, job: str, patient: bool) -> JobRecord:
                 f"job {job} has no program: its user started it by hand, and its output is there"
             )
         if record.node is not None:
-            return record
+            return last_placed(record)
         why = f": {record.reason}" if record.reason else ""
         if record.state in TERMINAL_STATES:
             raise Rejected(f"job {job} {record.state} before it was started{why}; it has no log")

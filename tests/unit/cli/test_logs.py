@@ -305,6 +305,24 @@ def test_each_rank_of_a_gang_is_asked_for_on_its_own_node(
     assert shown[-1] == "2 was on n2"
 
 
+def test_the_ranks_of_a_paused_gang_are_asked_for_where_they_ran(tmp_path: Path) -> None:
+    """Ranks of its first node alone were shown: the record of a paused job names that one."""
+    paused = msgspec.structs.replace(
+        SPREAD, state="paused", allocation=(), ran_on=SPREAD.allocation
+    )
+
+    async def program(site: Nodes) -> None:
+        await site.master()
+        for node in ("n1", "n2"):
+            await site.node(node)
+        record = await logs_of.started(site.client, "j1", False)
+        ranks = logs_of.ranks_of(record)
+        await logs_of.show_all(site.client, record, ranks, -1, site.shown.append)
+        assert [(said.rank, said.node) for said in site.shown] == [(0, "n1"), (1, "n2"), (2, "n2")]
+
+    simulated(lambda: Nodes(paused, gang(tmp_path, ("n1", 0), ("n2", 1), ("n2", 2))), program)
+
+
 def test_a_machine_that_is_away_does_not_hide_the_other_ranks(tmp_path: Path) -> None:
     async def program(site: Nodes) -> None:
         await site.node("n2")

@@ -53,6 +53,7 @@ def test_a_paused_job_ends_its_processes_and_is_not_started_by_any_policy() -> N
     harness.node()
     harness.tick()
     assert (harness.job("a").state, harness.job("a").allocation) == ("paused", ())
+    assert harness.job("a").ran_on == ((NodeId("n1"), 2),)
     assert harness.why("a") == "it was paused; `slackwater resume a` lets it go on"
 
 
