@@ -177,6 +177,13 @@ def play(
     return {each.job.spec.id: each.end_s for each in engine.run().outcomes}
 
 
+def measured_restarts(records: Iterable[JobRecord]) -> tuple[float, int]:
+    """Return the median of what re-allocations cost jobs, in seconds, and of how many jobs it is
+    the median; 0: nothing was measured."""
+    found = [each.reallocation_s for each in records if each.reallocation_s]
+    return (median(found), len(found)) if found else (0.0, 0)
+
+
 def forecast(
     records: Iterable[JobRecord],
     progress: Mapping[JobId, JobProgress],

@@ -48,12 +48,12 @@ _Assume = Annotated[
 
 
 _Restart = Annotated[
-    int,
+    float | None,
     typer.Option(
-        min=0,
+        min=0.0,
         max=MONTH_S,
-        help="Seconds that a job loses whenever it is given GPUs, or others, as it does under "
-        "your programs: start, data, checkpoint.",
+        help="Seconds that a job loses whenever it is given GPUs, or others; left out: the median "
+        "of what was measured of jobs.",
     ),
 ]
 
@@ -69,7 +69,9 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     mean_ends_s: float
     mean_would_end_s: float
     left_out: dict[str, str]
-    restart_s: int
+    restart_s: float
+    restarts_measured: int
+    """Jobs of which `restart_s` is the median; 0: it was given, or nothing was measured."""
     not_known: tuple[str, ...]
     """Assumptions that the answer rests on."""
 
@@ -78,36 +80,39 @@ def what_if(
     gpu_policy: _Policy,
     settings: _Settings = None,
     assume_s: _Assume = HOUR_S,
-    restart_s: _Restart = 0,
+    restart_s: _Restart = None,
     url: Url = None,
     json: Json = False,
 ) -> None:
     """Tell when the jobs of now would end if another policy gave them GPUs. Changes nothing.
 
     The simulator goes on from the running cluster, once with its policy and once with the other.
-    Jobs that come later are not foreseen; a restart costs --restart-s. LEFT: seconds of work left
-    on the GPUs that a job asks for; ~ before it: not known, see --assume-s.
+    Jobs that come later are not foreseen; a restart costs what it was measured to cost, or
+    --restart-s. LEFT: seconds of work left on the GPUs that a job asks for; ~ before it: not known,
+    see --assume-s.
     """
     with reported():
         other = gpu_policy_named(gpu_policy)
         knobs = {_knob(other, key): value for key, value in parsed(settings).items()}
 
-    from slackwater.loadgen.simulator.gpu.what_if import compared, play, situation
+    from slackwater.loadgen.simulator.gpu import what_if as simulator
 
-    async def ask(client: Client) -> tuple[PolicyInfo, "Situation", float]:
+    async def ask(client: Client) -> tuple[PolicyInfo, "Situation", float, tuple[float, int]]:
         policy = await client.master("policy", GetPolicy(), PolicyInfo)
         records, progress = await client.all_jobs()
         nodes: tuple[NodeInfo, ...] = await client.nodes()
-        now_s = client.clock.now_s()
-        return policy, situation(records.values(), progress, nodes, now_s, assume_s), now_s
+        now_s, restarts = client.clock.now_s(), simulator.measured_restarts(records.values())
+        now = simulator.situation(records.values(), progress, nodes, now_s, assume_s)
+        return policy, now, now_s, restarts
 
-    policy, now, at_s = with_client(url, ask)
+    policy, now, at_s, restarts = with_client(url, ask)
+    cost_s, measured = restarts if restart_s is None else (restart_s, 0)
     with reported():
         rules = Rules(quotas=policy.quotas, min_run_s=policy.min_run_s)
-        endings, left_out = compared(
+        endings, left_out = simulator.compared(
             now,
-            play(now, policy.policy, policy.settings, rules, restart_s),
-            play(now, other, knobs, rules, restart_s),
+            simulator.play(now, policy.policy, policy.settings, rules, cost_s),
+            simulator.play(now, other, knobs, rules, cost_s),
         )
     answer = Answer(
         policy=policy.policy,
@@ -118,8 +123,9 @@ def what_if(
         mean_ends_s=fmean(each.ends_s for each in endings),
         mean_would_end_s=fmean(each.would_end_s for each in endings),
         left_out=left_out,
-        restart_s=restart_s,
-        not_known=not_known(endings, assume_s, restart_s),
+        restart_s=cost_s,
+        restarts_measured=measured,
+        not_known=not_known(endings, assume_s, cost_s, measured),
     )
     if json:
         print_json(answer)
@@ -131,10 +137,18 @@ def what_if(
         err.print(f"not known: {text}", markup=False)
 
 
-def not_known(endings: tuple["Ending", ...], assume_s: float, restart_s: int) -> tuple[str, ...]:
-    """Say what the answer rests on and nobody told."""
+def not_known(
+    endings: tuple["Ending", ...], assume_s: float, restart_s: float, measured: int
+) -> tuple[str, ...]:
+    """Say what the answer rests on and nobody told. `measured`: the jobs of which `restart_s` is
+    the median; 0: it was given."""
     found = ["jobs that are submitted from now on; none is played"]
-    if not restart_s:
+    if measured:
+        found.append(
+            f"what each restart will cost; taken to be {restart_s:.3g} s, the median of what was "
+            f"measured of {_count(measured)}, see --restart-s"
+        )
+    elif not restart_s:
         found.append("what a restart costs; taken to be nothing, see --restart-s")
     if assumed := sum(each.job.assumed for each in endings):
         found.append(f"what is left of {_count(assumed)} (~); taken to be --assume-s {assume_s:g}")

@@ -90,6 +90,8 @@ def test_a_gang_over_two_nodes_meets_as_under_torchrun(environment: dict[str, st
     absent = command(environment, *words)
     assert absent.returncode == 1
     assert re.search(rf"it cannot be started: w[12]: there is no script {script}", absent.stderr)
+    nothing = command(environment, "logs", "gang")
+    assert "has no log of job gang, rank 0; the job failed: it cannot be started" in nothing.stderr
     assert command(environment, "delete", "gang").returncode == 0
     script.write_text(MEETS)
     done = command(environment, *words)
@@ -168,6 +170,9 @@ def test_a_job_is_paused_for_a_smaller_one_and_goes_on_after_it(
     waits = "held by small (1)"
     eventually(lambda: waits in str(record("big")["reason"]), "big waits for small", 30.0)
     assert record("big")["state"] == "paused"
+    said = run("logs", "big").stdout.splitlines()
+    for rank in range(4):
+        assert f"rank {rank} on w{1 + rank // 2} | saving" in said
     cost_s = record("big")["reallocation_s"]
     assert isinstance(cost_s, float)
     assert 0.7 <= cost_s < time.monotonic() - begun_s
@@ -191,7 +196,8 @@ def test_a_job_is_paused_for_a_smaller_one_and_goes_on_after_it(
 
 def check_what_if(environment: dict[str, str]) -> None:
     """Under fifo `tiny` waits for `big`, which holds all GPUs; by size it is the other way."""
-    words = ("what-if", "--gpu-policy", "sf", "--assume-s", "60")
+    asked = ("what-if", "--gpu-policy", "sf", "--assume-s", "60")
+    words = (*asked, "--restart-s", "0")
     answer = json.loads(command(environment, *words, "--json").stdout)
     assert (answer["policy"], answer["other"]) == ("fifo", "sf")
     jobs = {each["id"]: each for each in answer["jobs"]}
@@ -207,8 +213,13 @@ def check_what_if(environment: dict[str, str]) -> None:
     assert table.stdout.splitlines()[-1].split() == ["mean", "-", "-", "-", "1m30s", "1m30s", "0s"]
     assert "taken to be --assume-s 60" in table.stderr
     assert "what a restart costs" in table.stderr
-    answer = json.loads(command(environment, *words, "--restart-s", "30", "--json").stdout)
-    assert answer["restart_s"] == 30
+    cost_s = json.loads(command(environment, "job", "big", "--json").stdout)["reallocation_s"]
+    answer = json.loads(command(environment, *asked, "--json").stdout)
+    assert (answer["restart_s"], answer["restarts_measured"]) == (cost_s, 1)
+    said = f"taken to be {cost_s:.3g} s, the median of what was measured of 1 job"
+    assert any(said in each for each in answer["not_known"])
+    answer = json.loads(command(environment, *asked, "--restart-s", "30", "--json").stdout)
+    assert (answer["restart_s"], answer["restarts_measured"]) == (30, 0)
     assert not any("restart" in each for each in answer["not_known"])
     assert answer["mean_would_end_s"] > 90 + 30
     foreign = command(environment, *words, "--set", "fifo.consolidate=no")

@@ -5,13 +5,20 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from slackwater.common.base.errors import ConfigRejected, Rejected
 from slackwater.loadgen.simulator.gpu.cluster import Cluster
 from slackwater.loadgen.simulator.gpu.engine import Engine
 from slackwater.loadgen.simulator.gpu.jobmodels.fixed import FixedModel
 from slackwater.loadgen.simulator.gpu.outcome import Begun
-from slackwater.loadgen.simulator.gpu.what_if import Situation, compared, play, situation
+from slackwater.loadgen.simulator.gpu.what_if import (
+    Situation,
+    compared,
+    measured_restarts,
+    play,
+    situation,
+)
 from slackwater.schemas.base import JobId, NodeId
 from slackwater.schemas.cluster import NodeInfo, WorkerHeartbeat
 from slackwater.schemas.gpus import Gpu
@@ -223,3 +230,14 @@ def test_every_job_ends_no_sooner_than_its_work_allows(
     ends_s = play(now, policy, {}, NO_RULES)
     assert set(ends_s) == {each.spec.id for each in records}
     assert all(ends_s[id] >= now.live[id].remaining_s for id in ends_s)
+
+
+def test_a_restart_costs_the_median_of_what_was_measured_of_jobs_that_ended_too() -> None:
+    records = [
+        replace(job(f"j{n}", 1, -60.0, state=state), reallocation_s=cost_s)
+        for n, (state, cost_s) in enumerate(
+            [("completed", 4.0), ("paused", 9.0), ("pending", 0.0), ("failed", 5.0)]
+        )
+    ]
+    assert measured_restarts(records) == (5.0, 3)
+    assert measured_restarts(records[2:3]) == (0.0, 0)
