@@ -6,6 +6,7 @@ from itertools import combinations
 from pathlib import Path
 
 import pytest
+from tests.integration.fidelity.conftest import Keep
 
 from slackwater.loadgen.fidelity import experiment
 from slackwater.loadgen.fidelity.costs import Measured
@@ -50,18 +51,20 @@ async def test_a_trace_lives_as_the_simulator_says(tmp_path: Path) -> None:
 @pytest.mark.nightly
 @pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.parametrize("policy", experiment.POLICIES)
-async def test_the_whole_table(policy: str, seed: int, tmp_path: Path) -> None:
+async def test_the_whole_table(policy: str, seed: int, tmp_path: Path, keep: Keep) -> None:
     """Sixty jobs take four to seven minutes, forty profiled ones ten."""
     plan = experiment.planned(Plan(policy=policy, seed=seed), policy)
-    found = await experiment.experiment(plan, tmp_path, quiet)
+    found = keep(await experiment.experiment(plan, tmp_path, quiet))
     assert found.doubts() == []
 
 
 @pytest.mark.nightly
-async def test_two_kills_of_the_master_lose_no_job_and_change_no_plan(tmp_path: Path) -> None:
+async def test_two_kills_of_the_master_lose_no_job_and_change_no_plan(
+    tmp_path: Path, keep: Keep
+) -> None:
     """It takes five minutes. What srsf decides follows from the view alone, so that the jobs end
     as they do without the kills."""
     plan = Plan(policy="srsf", seed=1, kills=2)
-    found = await experiment.experiment(plan, tmp_path, quiet)
+    found = keep(await experiment.experiment(plan, tmp_path, quiet))
     assert found.kills == 2
     assert found.doubts() == []

@@ -5,16 +5,19 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from tests.integration.fidelity.conftest import runs_of
 from tests.sim.submissions import submission
 
 from slackwater.common.base.errors import Rejected, Unavailable
-from slackwater.loadgen.cli.fidelity import scale, table
+from slackwater.loadgen.cli.fidelity import scale, summary, table
 from slackwater.loadgen.fidelity import compare, costs, program
 from slackwater.loadgen.fidelity.costs import FREE
 from slackwater.loadgen.fidelity.experiment import Fidelity, Plan, simulated, submissions_of
@@ -211,3 +214,18 @@ def test_the_measures_of_one_run_fit_80_columns_and_a_replay_has_no_verdict() ->
     assert lines[-1].split() == ["verdict", "pass", "pass"]
     assert max(map(len, lines)) <= 80
     assert not [line for line in table(found, verdict=False) if line.startswith("verdict")]
+
+
+def test_a_table_of_runs_has_a_row_for_each_and_comes_from_their_tests_reports() -> None:
+    """Nightly runs said nothing beyond a dot."""
+    runs = [fidelity(policy, seed) for policy, seed in (("srsf", 2), ("fifo", 1), ("srsf", 1))]
+    kept = [("fidelity", msgspec.json.encode(each).decode()) for each in runs]
+    report = SimpleNamespace(user_properties=[("another", "1"), *kept])
+    found = runs_of([report])  # type: ignore[list-item]  # what of a report is read
+    assert [(each.plan.policy, each.plan.seed) for each in found] == [
+        ("fifo", 1), ("srsf", 1), ("srsf", 2),
+    ]  # fmt: skip
+    heads, *rows = summary(found)
+    assert heads.startswith("policy  seed")
+    assert heads.endswith("verdict")
+    assert [row.split()[:2] for row in rows] == [["fifo", "1"], ["srsf", "1"], ["srsf", "2"]]
