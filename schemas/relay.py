@@ -8,7 +8,16 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from slackwater.schemas.base import Count, IdText, Message, Rank, Seconds, Text, cut_texts
+from slackwater.schemas.base import (
+    RUN_ATTEMPTS,
+    Count,
+    IdText,
+    Message,
+    Rank,
+    Seconds,
+    Text,
+    cut_texts,
+)
 from slackwater.schemas.job_requests import AskMissing, AskSize, FinishJob, JoinJob, RegisterJob
 from slackwater.schemas.placement import LocateJob
 from slackwater.schemas.subjects import MASTER, parsed
@@ -67,6 +76,8 @@ def is_own(message: OfJob, job: str, rank: int, attempt: int) -> bool:
     submitted."""
     if isinstance(message, RegisterJob) and message.spec is not None:
         return False  # It would be admitted as a new job.
+    if isinstance(message, GoodputReport):  # It tells the job's attempt, not its process's number.
+        return (message.job, message.attempt) == (job, attempt // RUN_ATTEMPTS)
     own = getattr(message, "rank", rank), getattr(message, "attempt", attempt)
     return message.job == job and own == (rank, attempt)
 

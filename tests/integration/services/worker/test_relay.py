@@ -31,8 +31,11 @@ from slackwater.common.bus.memory import MemoryBroker
 from slackwater.common.bus.nats import NatsBus
 from slackwater.common.bus.relay import RelayBus, Ticket, find_ticket, write_ticket
 from slackwater.common.bus.server import NatsServer
+from slackwater.common.domains.models.fitting import Observation
+from slackwater.common.domains.models.goodput import BatchLimits
+from slackwater.common.domains.models.pollux_agent import PolluxAgent
 from slackwater.schemas import subjects
-from slackwater.schemas.base import Ok
+from slackwater.schemas.base import RUN_ATTEMPTS, JobId, Ok
 from slackwater.schemas.job_requests import FinishJob
 from slackwater.schemas.placement import LocateJob
 from slackwater.schemas.relay import RelayHello
@@ -218,6 +221,21 @@ async def test_an_agent_finds_a_relay_that_was_started_anew(world: World) -> Non
         await soon(lambda: bus.connected)
         assert await bus.request(FINISH, finish(), timeout_s=5.0)
     assert bus.counters.reconnects
+
+
+@pytest.mark.parametrize("number", [0, RUN_ATTEMPTS, 3 * RUN_ATTEMPTS + 2])
+async def test_goodput_is_told_of_the_job_s_attempt(world: World, number: int) -> None:
+    """Its number was taken for the process's: programs of Pollux failed once they were resized."""
+    subject = subjects.telemetry("job", "j", "goodput")
+    first = PolluxAgent(BatchLimits(initial=32, total_max=64, per_gpu_max=32))
+    for gpus in (1, 2):
+        first.saw_iteration(Observation(1, gpus, 16, 0, 0.1, 0.05))
+    first.refit()
+    async with open_relay(world), agent(world.ticket("j", 0, number)) as bus:
+        attempt = number // RUN_ATTEMPTS
+        await bus.publish(subject, codec.encode(first.report(JobId("j"), attempt)))
+        with pytest.raises(AccessRefused, match="speaks for itself alone"):
+            await bus.publish(subject, codec.encode(first.report(JobId("j"), attempt + 1)))
 
 
 class Caller:
