@@ -66,10 +66,6 @@ _OF_AN_ATTEMPT: Final = (
 )  # fmt: skip
 CODE_UNKNOWN: Final = -9
 """Leader and program were killed together: nobody was left to write the code."""
-
-
-_UNUSED_S: Final = 3600.0
-"""Age of a job's folder without a rank that is taken for left behind."""
 _LOGGERS: Final[list[subprocess.Popen[bytes]]] = []
 """Children of this process that it must wait for."""
 
@@ -108,16 +104,6 @@ class Identity:
             return False
         fields = line.rpartition(")")[2].split()
         return fields[0] != "Z" and int(fields[19]) == self.start_ticks
-
-
-@dataclass(frozen=True, slots=True)
-class Retention:
-    """Bounds what is kept of jobs that ended: how many, for how long, and how many bytes
-    together."""
-
-    jobs: int
-    seconds: float
-    nbytes: int
 
 
 class RankFiles:
@@ -351,30 +337,10 @@ def _ranks(state_dir: Path) -> Iterator[RankFiles]:
             yield RankFiles(state_dir, intent.parent.name, int(rank))
 
 
-def prune(state_dir: Path, keep: Retention, now_s: float) -> frozenset[str]:
-    """Remove the files of ended jobs beyond what is to be kept, the oldest first. Return the jobs
-    whose files were removed."""
-    folders = []
-    for folder in (state_dir / "jobs").glob("*/"):
-        names, changed_s = [entry.name for entry in os.scandir(folder)], folder.stat().st_mtime
-        intents = sum(name.endswith(".intent.json") for name in names)
-        unused = not intents and now_s - changed_s > _UNUSED_S  # A gang was prepared and given up.
-        if unused or 0 < intents == sum(name.endswith(".reported") for name in names):
-            folders.append((changed_s, folder))
-    removed, nbytes = set(), 0
-    for number, (ended_s, folder) in enumerate(sorted(folders, reverse=True), 1):
-        nbytes += sum(path.lstat().st_size for path in folder.rglob("*"))
-        unused = not any(folder.glob("*.intent.json"))
-        if unused or number > keep.jobs or nbytes > keep.nbytes or now_s - ended_s > keep.seconds:
-            shutil.rmtree(folder)
-            removed.add(folder.name)
-    return frozenset(removed)
-
-
 def log_bytes(state_dir: Path) -> int:
     """Sum up the bytes of all ranks' logs."""
     total = 0
     for path in (state_dir / "jobs").glob("*/rank*.log*"):
-        with contextlib.suppress(FileNotFoundError):  # Its logger began the next part just now.
+        with contextlib.suppress(FileNotFoundError, PermissionError):  # Begun anew, or closed.
             total += path.stat().st_size
     return total

@@ -69,10 +69,9 @@ from slackwater.services.worker.processes import (
     Identity,
     Intent,
     RankFiles,
-    Retention,
     find,
-    prune,
 )
+from slackwater.services.worker.pruning import Pruner, Retention
 from slackwater.services.worker.relay import Relay
 from slackwater.services.worker.tokens import is_token, open_ticket
 from slackwater.services.worker.venvs import VenvStore
@@ -111,7 +110,8 @@ class Processes:
         self._node = NodeId(config.node or config.id)
         self._memory_kills = memory_kills or MemoryKills()
         self._state_dir = Path(config.state_dir)
-        self._keep = Retention(config.jobs_kept_max, config.jobs_kept_s, config.jobs_kept_bytes)
+        keep = Retention(config.jobs_kept_max, config.jobs_kept_s, config.jobs_kept_bytes)
+        self._pruner = Pruner(self._state_dir, keep)
         self._containment = Containment(self._state_dir, cgroup.own() if config.cgroups else None)
         self._accounts = Accounts(config.accounts)
         self._code = CodeStore(self._state_dir, objects)
@@ -158,7 +158,7 @@ class Processes:
         """Remove the files of jobs that ended long ago, as long as the service lasts."""
         while True:
             await asyncio.sleep(limits.WORKER_PRUNE_S)
-            jobs = await asyncio.to_thread(prune, self._state_dir, self._keep, port.now_s())
+            jobs = await asyncio.to_thread(self._pruner.prune, port.now_s())
             if jobs:
                 port.post(JobsPruned(jobs))
 
@@ -188,7 +188,7 @@ class Processes:
     def find(self, _: FindProcesses) -> ProcessesFound:
         assert self._port is not None
         now_s = self._port.now_s()
-        prune(self._state_dir, self._keep, now_s)
+        self._pruner.prune(now_s)
         found = find(self._state_dir)
         lives = [each for each in found if each.state in ("intended", "running")]
         self._containment.end_strangers([(e.job, e.rank, e.attempt) for e in lives], now_s)

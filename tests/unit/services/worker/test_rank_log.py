@@ -2,16 +2,19 @@
 
 import os
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.waiting import eventually
 
 from slackwater.common.base import limits
 from slackwater.services.worker.environment import short_of_room
-from slackwater.services.worker.processes import Intent, RankFiles, Retention, find, prune
+from slackwater.services.worker.processes import Intent, RankFiles, find
+from slackwater.services.worker.pruning import Pruner, Retention
 from slackwater.services.worker.ranklog import RankLog
 
 LOG_BYTES_MAX = 8 * 1024**2
@@ -207,6 +210,9 @@ def test_the_logger_lives_through_the_signals_to_its_rank_and_ends_with_it(tmp_p
 # Kept logs ----------------------------------------------------------------------------------------
 
 
+NOTHING = Retention(jobs=0, seconds=0.0, nbytes=0)
+
+
 def ended_job(state_dir: Path, job: str, ended_s: float, nbytes: int = 0) -> None:
     files = RankFiles(state_dir, job, 0)
     files.folder.mkdir(parents=True)
@@ -236,15 +242,67 @@ def test_files_of_ended_jobs_are_bounded(
     jobs = {f"j{n}" for n in range(1, 5)}
     for n in range(1, 5):
         ended_job(tmp_path, f"j{n}", ended_s=n * 25.0, nbytes=100)
-    assert prune(tmp_path, keep, now_s=125.0) == removed
+    assert Pruner(tmp_path, keep).prune(125.0) == removed
     assert left(tmp_path) == jobs - removed
 
 
 def test_files_of_a_job_of_which_the_master_does_not_know_all_are_kept(tmp_path: Path) -> None:
     ended_job(tmp_path, "j1", ended_s=1.0)
     RankFiles(tmp_path, "j1", 1).path("intent.json").write_bytes(b"{}")
-    assert prune(tmp_path, Retention(jobs=0, seconds=0.0, nbytes=0), now_s=1e6) == frozenset()
+    assert Pruner(tmp_path, NOTHING).prune(1e6) == frozenset()
     assert left(tmp_path) == {"j1"}
+
+
+@pytest.fixture
+def no_rights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Return a state folder of an account without root's rights, which this process has then."""
+    if os.geteuid() != 0:
+        yield tmp_path
+        return
+    monkeypatch.chdir(tmp_path)  # The folders above are not to be passed.
+    os.chown(tmp_path, 65534, 65534)
+    os.seteuid(65534)
+    yield Path()
+    os.seteuid(0)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a file another account's")
+def test_a_folder_without_rights_does_not_keep_others_from_being_pruned(no_rights: Path) -> None:
+    """Red before: the first chmod 0 of a job's account ended the worker service."""
+    for n in range(1, 5):
+        ended_job(no_rights, f"j{n}", ended_s=float(n))
+    inside, whole = no_rights / "jobs/j2/own/closed", no_rights / "jobs/j3"
+    (inside / "deep").mkdir(parents=True)
+    os.seteuid(0)
+    for folder in (inside, whole):
+        os.chown(folder, 4711, 4711)
+        folder.chmod(0)
+    os.seteuid(65534)
+    pruner = Pruner(no_rights, NOTHING)
+    with structlog.testing.capture_logs() as logs:
+        assert pruner.prune(1e6) == {"j1", "j4"}
+        assert pruner.prune(1e6) == frozenset()
+    assert [line["job"] for line in logs] == ["j2", "j3"]
+    assert "Permission denied" in logs[0]["reason"]
+    assert left(no_rights) == {"j2", "j3"}
+    assert RankFiles(no_rights, "j2", 0).path("reported").exists()
+    os.seteuid(0)
+    whole.chmod(0o755)
+    os.chown(whole, 65534, 65534)
+    os.seteuid(65534)
+    assert pruner.prune(1e6) == {"j3"}
+
+
+def test_a_program_cannot_keep_its_files_by_closing_their_folders(no_rights: Path) -> None:
+    """Go's module cache, for one, has no folder that may be written to."""
+    ended_job(no_rights, "j1", ended_s=1.0)
+    inside = no_rights / "jobs/j1/code-1/pkg/mod"
+    inside.mkdir(parents=True)
+    (inside / "file").touch()
+    inside.chmod(0o555)
+    inside.parent.chmod(0)
+    assert Pruner(no_rights, NOTHING).prune(1e6) == {"j1"}
+    assert not left(no_rights)
 
 
 def test_a_child_that_left_its_group_does_not_hold_up_the_end(tmp_path: Path) -> None:
