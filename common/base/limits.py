@@ -28,7 +28,8 @@ SUBSCRIPTION_PENDING_BYTES_MAX: Final = 64 * 1024 * 1024
 RECONNECT_WAIT_S: Final = 0.1
 RELAY_FRAME_HEAD: Final = 4096 + 1024
 """Bytes of a frame to or from the relay of a worker service, without its payload."""
-RELAY_CONNECTIONS_MAX: Final = 4096
+RELAY_GREETINGS_MAX: Final = 1024
+"""Connections to it whose processes have not made themselves known; the others are of ranks."""
 RELAY_OF_A_RANK_MAX: Final = 16
 """Connections that the processes of one rank may have."""
 RELAY_GREETING_S: Final = 5.0

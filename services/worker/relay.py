@@ -8,7 +8,7 @@ type, job and rank; what goes on is encoded anew, so that nothing else can ride 
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -73,6 +73,25 @@ class _Peers:
     writers: set[asyncio.StreamWriter] = field(default_factory=set)
 
 
+@dataclass(slots=True, eq=False)
+class Greeting:
+    """A connection whose process has not made itself known."""
+
+    pid: int
+    uid: int
+    writer: asyncio.StreamWriter
+    rank: Rank | None = None
+    """The rank that it says it is of, which is being looked at."""
+
+
+def first_to_go(greetings: Collection[Greeting]) -> Greeting:
+    """Choose the one that makes room for another, of one or more in the order of arrival: the
+    oldest one of whoever has most of them, so that no account, and in it no process, can keep
+    others out."""
+    uids, pids = (Counter(getattr(each, what) for each in greetings) for what in ("uid", "pid"))
+    return max(greetings, key=lambda each: (uids[each.uid], pids[each.pid]))
+
+
 class Relay:
     """`path`: of the socket; `count`: adds to a counter of the metrics."""
 
@@ -82,8 +101,8 @@ class Relay:
         self.path, self._bus, self._known, self._count = path, bus, known, count
         self._mode = mode
         self._peers: dict[Rank, _Peers] = {}
-        self._greeting: Counter[int] = Counter()
-        """Connections of each process that have not greeted."""
+        self._greetings: dict[Greeting, None] = {}
+        """In the order of arrival."""
         self._tasks = Tasks(self._failed)
         self._server: asyncio.Server | None = None
         self._told_s = float("-inf")
@@ -110,7 +129,10 @@ class Relay:
         await self._tasks.close()
 
     def ended(self, rank: Rank) -> None:
-        """Close the connections of a process that has ended."""
+        """Close the connections of a process that has ended, and those that say they are its."""
+        for greeting in self._greetings:
+            if greeting.rank == rank:
+                greeting.writer.transport.abort()
         if peers := self._peers.pop(rank, None):
             for writer in peers.writers:
                 writer.transport.abort()
@@ -132,18 +154,8 @@ class Relay:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         pid, uid = credentials(writer.get_extra_info("socket"))
-        open_now = sum(len(each.writers) for each in self._peers.values())
-        self._greeting[pid] += 1
         try:
-            try:
-                crowded = self._greeting[pid] > limits.RELAY_OF_A_RANK_MAX
-                if crowded or open_now + self._greeting.total() > limits.RELAY_CONNECTIONS_MAX:
-                    raise Unavailable("too many programs are connected here")
-                async with asyncio.timeout(limits.RELAY_GREETING_S):
-                    hello = await self._greet(reader, pid, uid)
-            finally:
-                self._greeting[pid] -= 1
-                self._greeting = +self._greeting
+            hello = await self._greeted(Greeting(pid, uid, writer), reader)
             rank = hello.job, hello.rank, hello.attempt
             peers = self._peers.setdefault(rank, _Peers(Allowance()))
             if len(peers.writers) >= limits.RELAY_OF_A_RANK_MAX:
@@ -164,15 +176,33 @@ class Relay:
         finally:
             writer.close()
 
-    async def _greet(self, reader: asyncio.StreamReader, pid: int, uid: int) -> RelayHello:
+    async def _greeted(self, greeting: Greeting, reader: asyncio.StreamReader) -> RelayHello:
+        """Learn who is there. Raises AccessRefused, DecodeRejected, Unavailable, TimeoutError."""
+        if len(self._greetings) >= limits.RELAY_GREETINGS_MAX:
+            crowding = first_to_go(self._greetings)
+            del self._greetings[crowding]
+            crowding.writer.transport.abort()
+            self._count("relay_refused")
+        self._greetings[greeting] = None
+        try:
+            async with asyncio.timeout(limits.RELAY_GREETING_S):
+                hello = await self._greet(greeting, reader)
+        finally:
+            self._greetings.pop(greeting, None)
+        if greeting.writer.transport.is_closing():  # Its rank ended just now, or it made room.
+            raise Unavailable("the connection was closed before its greeting was looked at")
+        return hello
+
+    async def _greet(self, greeting: Greeting, reader: asyncio.StreamReader) -> RelayHello:
         head, _ = await read_frame(reader)
         if not isinstance(head, RelayHello):
             raise DecodeRejected(f"the first frame is a {type(head).__name__}")
+        greeting.rank = head.job, head.rank, head.attempt
         # Reads files, and looks at a process: not on the loop.
-        if not await asyncio.to_thread(self._known, head, pid, uid):
+        if not await asyncio.to_thread(self._known, head, greeting.pid, greeting.uid):
             raise AccessRefused(
-                f"process {pid} of account {uid} is not process {head.attempt} of job {head.job}, "
-                f"rank {head.rank}, or that has ended"
+                f"process {greeting.pid} of account {greeting.uid} is not process {head.attempt} "
+                f"of job {head.job}, rank {head.rank}, or that has ended"
             )
         return head
 

@@ -6,6 +6,7 @@ import os
 import secrets
 import subprocess
 import sys
+import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
@@ -34,6 +35,7 @@ from slackwater.common.bus.server import NatsServer
 from slackwater.common.domains.models.fitting import Observation
 from slackwater.common.domains.models.goodput import BatchLimits
 from slackwater.common.domains.models.pollux_agent import PolluxAgent
+from slackwater.common.transport.socket_files import within
 from slackwater.schemas import subjects
 from slackwater.schemas.base import RUN_ATTEMPTS, JobId, Ok
 from slackwater.schemas.job_requests import FinishJob
@@ -63,6 +65,8 @@ class World:
     counts: Counter[str] = field(default_factory=Counter)
     tokens: dict[tuple[str, int, int], bytes] = field(default_factory=dict)
     hold: asyncio.Event | None = None
+    look: threading.Barrier | None = None
+    """Is passed twice by whoever looks at a greeting: when it begins, and before it says so."""
 
     def relay(self) -> Relay:
         def count(name: str) -> None:
@@ -70,7 +74,11 @@ class World:
 
         def known(hello: RelayHello, pid: int, uid: int) -> bool:
             mine = (pid, uid) == (os.getpid(), os.geteuid())
-            return mine and self.tokens.get((hello.job, hello.rank, hello.attempt)) == hello.token
+            found = self.tokens.get((hello.job, hello.rank, hello.attempt)) == hello.token
+            if self.look is not None:
+                self.look.wait(30)
+                self.look.wait(30)
+            return mine and found
 
         return Relay(self.folder / ("long" * 40) / "relay.sock", self.bus, known, count)
 
@@ -357,6 +365,46 @@ async def test_the_connections_of_a_process_that_ended_are_closed(world: World) 
                 lambda: bus.request(FINISH, finish(), timeout_s=1.0), budget_s=10.0, rng=Random()
             )
     assert not world.asked
+
+
+async def test_a_greeting_is_not_let_in_when_its_rank_ends_while_it_is_looked_at(
+    world: World,
+) -> None:
+    """Red before: its connection stayed open as long as the service, of a rank that was no more."""
+    world.look = look = threading.Barrier(2)
+    async with open_relay(world) as relay:
+        connecting = asyncio.create_task(RelayBus.connect(world.ticket()))
+        await asyncio.to_thread(look.wait, 30)
+        del world.tokens["j", 0, 0]
+        world.look = None
+        relay.ended(("j", 0, 0))
+        await asyncio.to_thread(look.wait, 30)
+        with pytest.raises(AccessRefused, match="or that has ended"):
+            await connecting
+        assert not relay._peers
+
+
+@contextlib.asynccontextmanager
+async def silent(world: World, number: int) -> AsyncIterator[list[asyncio.StreamReader]]:
+    """So many connections that say nothing."""
+    with within(world.ticket().path) as path:
+        both = [await asyncio.open_unix_connection(path) for _ in range(number)]
+    yield [reader for reader, _ in both]
+    for _, writer in both:
+        writer.close()
+
+
+async def test_silent_connections_keep_no_rank_out(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Red before: those of one job kept the ranks of others out, for 5 s and again."""
+    monkeypatch.setattr(limits, "RELAY_GREETINGS_MAX", 20)
+    async with open_relay(world), silent(world, 20) as readers:
+        async with agent(world.ticket()) as bus, asyncio.timeout(limits.RELAY_GREETING_S / 2):
+            assert await bus.request(FINISH, finish(), timeout_s=5.0)
+            assert await readers[0].read() == b"", "the oldest made room"
+        assert not readers[-1].at_eof()
+    assert world.counts["relay_refused"] == 1
 
 
 async def test_a_program_that_floods_is_told_to_wait_and_another_is_heard(world: World) -> None:

@@ -1,5 +1,9 @@
 """A job's program has a say at a handful of subjects, about its own job and rank alone."""
 
+from asyncio import StreamWriter
+from collections import Counter
+from unittest.mock import Mock
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -14,7 +18,7 @@ from slackwater.schemas.jobs import JobSpec, TensorSpec
 from slackwater.schemas.placement import LocateJob
 from slackwater.schemas.relay import ASKED, RelayAsk, RelayHello, RelayTell, may
 from slackwater.schemas.telemetry import IterationsObserved
-from slackwater.services.worker.relay import Allowance, allowed
+from slackwater.services.worker.relay import Allowance, Greeting, allowed, first_to_go
 
 HELLO = RelayHello(job="j", rank=1, attempt=3, token=bytes(32))
 MASTER = subjects.command("master", subjects.MASTER, "finish")
@@ -122,3 +126,17 @@ def test_a_rank_may_send_so_much_and_no_more() -> None:
     allowance = Allowance(left=2.0, at_s=0.0)
     assert [allowance.take(0.0) > 0.0 for _ in range(3)] == [False, False, True]
     assert allowance.take(1.0) == 0.0
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.integers(1, 3))
+def test_who_has_fewer_silent_connections_than_others_keeps_them(
+    uids: list[int], processes: int
+) -> None:
+    writer = Mock(spec=StreamWriter)
+    greetings = [Greeting(n % processes, uid, writer) for n, uid in enumerate(uids)]
+    gone = first_to_go(greetings)
+    most = Counter(uids)
+    assert most[gone.uid] == max(most.values())
+    of_uid = [each for each in greetings if each.uid == gone.uid]
+    same = [each for each in of_uid if each.pid == gone.pid]
+    assert gone is same[0], "the oldest of the process"
