@@ -20,6 +20,11 @@ cd -- "$0" || exit 127
 . /proc/self/fd/0 && exec "$@" < /dev/null
 """
 """Enters the folder $0, and takes the environment of the program from what it is given to read."""
+_SHELLS_OWN: Final = frozenset({
+    "BASHOPTS", "BASH_VERSINFO", "BASHPID", "EUID", "GROUPS", "LINENO", "OPTIND", "PPID", "RANDOM",
+    "SECONDS", "SHELLOPTS", "SHLVL", "UID",
+})  # fmt: skip
+"""Variables that a shell keeps to itself: it ends where a script sets one, or has its own value."""
 
 
 def command(account: int, folder: str) -> tuple[str, ...]:
@@ -40,11 +45,14 @@ def first_environment(environment: Mapping[str, str]) -> dict[str, str]:
 def exported(environment: Mapping[str, str]) -> Iterator[int]:
     """Open a file that sets the environment when a shell reads it. It is in memory: other accounts
     do not see what is in it. Raises OSError."""
-    lines = (
-        f"export {name}={shlex.quote(value)}\n"
+    given = {
+        name: shlex.quote(value)
         for name, value in environment.items()
         if name != CGROUP and name.isascii() and name.isidentifier()  # A shell drops others.
-    )
+    }
+    lines = [f"export {name}={given[name]}\n" for name in given if name not in _SHELLS_OWN]
+    if rest := [f"{name}={given[name]}" for name in given if name in _SHELLS_OWN]:
+        lines.append(f'set -- env {" ".join(rest)} "$@"\n')
     fd = os.memfd_create("slackwater-environment", os.MFD_CLOEXEC)
     try:
         with os.fdopen(os.dup(fd), "wb") as file:
