@@ -412,6 +412,8 @@ class JobRecord(Record, kw_only=True, frozen=True):
     """The largest tensor's part of its model, as its Agents registered it; 0: not known yet."""
     usage: Annotated[tuple[DayUse, ...], msgspec.Meta(max_length=JOB_DAYS_MAX)] = ()
     """Its use by day, of all runs under its id, up to its last stop or end."""
+    used_s: Seconds = 0.0
+    """Until when `usage` has what its last attempt held; 0: up to `since_s`."""
     workers: Annotated[int, msgspec.Meta(ge=0, le=WORKERS_MAX)] = 0
     """The number of workers that somebody asked for since it was submitted; 0: as submitted."""
     counted: Annotated[int, msgspec.Meta(ge=0, le=WORKERS_MAX)] = 0

@@ -15,6 +15,7 @@ from slackwater.services.master.jobs import Job
 from slackwater.services.master.keys import Verb
 from slackwater.services.master.lifecycle import (
     advance,
+    count_use,
     leave,
     on_processes_gone,
     ready,
@@ -71,5 +72,5 @@ def free_early(state: State, job: Job, now_s: float) -> None:
         return
     kept = {n: ids for n, ids in record.gpu_ids.items() if n in job.unstopped}
     if kept != record.gpu_ids:
-        state.change(job, now_s, gpu_ids=kept)
+        state.change(job, now_s, gpu_ids=kept, **count_use(state, job, None, now_s))
         start_ready(state)

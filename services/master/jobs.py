@@ -12,12 +12,13 @@ from slackwater.schemas.hangs import Hang, RankLook
 from slackwater.schemas.job_requests import RegisterJob
 from slackwater.schemas.job_states import TERMINAL_STATES, TRANSITIONS, WAITING_STATES, JobState
 from slackwater.schemas.jobs import JobRecord, JobSpec, TensorSpec, UpdateRule, first_difference
+from slackwater.schemas.usage import DayUse
 from slackwater.services.master.config import MasterConfig
 from slackwater.services.master.gangs import joins, ranks_at
 from slackwater.services.master.keys import OF_PROCESSES, Order, Verb
 from slackwater.services.master.nodes import Nodes
 from slackwater.services.master.progress import Progress
-from slackwater.services.master.usage import Aggregation
+from slackwater.services.master.usage import Aggregation, lasted
 
 
 @dataclass(slots=True)
@@ -202,6 +203,15 @@ class Job:
     def unstopped(self) -> list[NodeId]:
         """Nodes that have not said so yet."""
         return [node for node in self.stopped_by if self.order("stop", node) not in self.told]
+
+    def used(self, core_share: float, now_s: float) -> list[DayUse]:
+        """Return what it used and its record does not say yet. While it waits for others to leave
+        the GPUs that it is to have, these are theirs."""
+        record = self.record
+        waits = self.handed_s is None and self.found != record.attempt
+        if waits and record.state in ("starting", "stopping"):
+            return []
+        return lasted(record, self.aggregation, core_share, now_s, self.handed_s or 0.0)
 
     def next_attempt(self) -> None:
         """Drop what was known of the processes of the attempt before."""

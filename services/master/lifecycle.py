@@ -37,7 +37,6 @@ from slackwater.services.master.usage import (
     USAGE_BUCKET,
     Aggregation,
     counted,
-    lasted,
     merged,
 )
 
@@ -64,7 +63,7 @@ def rank_ended(state: State, job: Job, rank: int, result: str, now_s: float) -> 
 
 def end(state: State, job: Job, final: JobState, reason: str, now_s: float, **changes: Any) -> None:
     changes |= used(job.record, now_s) if job.record.state != "stopping" else {}
-    changes |= _use(state, job, final, now_s)
+    changes |= count_use(state, job, final, now_s)
     changes |= AS_ALL_COUNT
     if final == "completed":
         changes["gpu_ids"] = {}
@@ -77,20 +76,21 @@ def end(state: State, job: Job, final: JobState, reason: str, now_s: float, **ch
         start_ready(state)
 
 
-def _use(state: State, job: Job, final: JobState | None, now_s: float) -> dict[str, Any]:
+def count_use(state: State, job: Job, final: JobState | None, now_s: float) -> dict[str, Any]:
     """Count what the attempt used, and a job that ends; stored with the stop itself."""
-    uses = lasted(job.record, job.aggregation, state.pool.share(), now_s)
+    uses = job.used(state.pool.share(), now_s)
     if final is not None:
         uses += counted(job.record, final, now_s)
         state.sharers.drop(job.id)
     job.aggregation = Aggregation()
     state.usage.note(uses)
-    return {"usage": merged(job.record.usage, uses)} if uses else {}
+    usage = {"usage": merged(job.record.usage, uses)} if uses else {}
+    return {"used_s": now_s, **usage}
 
 
 def count_until_now(state: State, job: Job, now_s: float) -> dict[str, Any]:
     """Count what it used so far, as what it holds is about to change while it runs."""
-    return _use(state, job, None, now_s) | used(job.record, now_s)
+    return count_use(state, job, None, now_s) | used(job.record, now_s)
 
 
 def answer_waiting(state: State, job: Job, message: Message) -> None:
@@ -283,7 +283,7 @@ def leave(state: State, job: Job, planned: NodeAllocation, now_s: float, **chang
     """Intend that the job leaves what it holds, and what it goes on with; empty: it pauses."""
     record = job.record
     changes |= used(record, now_s) if record.state != "stopping" else {"since_s": now_s}
-    changes |= _use(state, job, None, now_s)
+    changes |= count_use(state, job, None, now_s)
     changes |= AS_ALL_COUNT
     if record.state != "stopping":
         job.left_s = now_s
@@ -301,6 +301,7 @@ def on_processes_gone(state: State, job: Job, now_s: float) -> None:
     if record.state == "stopping":
         goes_on = bool(record.planned)
         changes: dict[str, Any] = {"attempt": record.attempt + 1, "planned": (), "joins": {}}
+        changes |= count_use(state, job, None, now_s)
         changes["gpu_ids"] = {}
         changes |= _measured(job, now_s)
         job.next_attempt()

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from slackwater.schemas.base import AggregatorId, JobId
 from slackwater.schemas.gpus import held
-from slackwater.schemas.job_states import TERMINAL_STATES, JobState
+from slackwater.schemas.job_states import HOLDING_STATES, TERMINAL_STATES, JobState
 from slackwater.schemas.jobs import JobRecord
 from slackwater.schemas.usage import DAY_S, JOB_DAYS_MAX, DayUse, GetUsage, UsageRecord, UsageRow
 from slackwater.schemas.usage import UsageSums as Sums
@@ -95,15 +95,22 @@ class Sharers:
 
 
 def lasted(
-    record: JobRecord, aggregation: Aggregation, core_share: float, now_s: float
+    record: JobRecord, aggregation: Aggregation, core_share: float, now_s: float, from_s: float
 ) -> list[DayUse]:
-    """Return what the attempt that the record is in used until now, by day."""
-    since_s = record.since_s or record.started_s
-    if record.state not in ("starting", "running") or now_s <= since_s or since_s <= 0.0:
+    """Return what the attempt that the record is in used until now, and the record does not say
+    yet, by day. `from_s`: it had nothing before. A job that was told to stop uses what it holds
+    until the last of its processes has ended."""
+    since_s, stops = record.since_s or record.started_s, record.state == "stopping"
+    # That a stopping job is to go on after all does not change what it holds.
+    since_s = max(from_s, record.used_s, 0.0 if stops and record.used_s else since_s)
+    if record.state not in HOLDING_STATES or now_s <= since_s or since_s <= 0.0:
         return []
     spec, number = record.spec, held(record.allocation)
-    part, placed = aggregation.means(now_s)
     cores = processes(record) * spec.cores if spec.gpus else number * (spec.cores or 1.0)
+    if stops and spec.gpus:  # Some of its nodes may be free of it already.
+        left = sum(map(len, record.gpu_ids.values()))
+        number, cores = left, cores * left / max(1, number)
+    part, placed = aggregation.means(now_s)
     found, day = [], int(since_s // DAY_S)
     while (begun_s := max(since_s, day * DAY_S)) < now_s:
         here_s = min(now_s, (day + 1) * DAY_S) - begun_s
@@ -143,13 +150,10 @@ def merged(usage: Sequence[DayUse], more: Iterable[DayUse]) -> tuple[DayUse, ...
     )
 
 
-def to_now(
-    record: JobRecord, aggregation: Aggregation, core_share: float, now_s: float
-) -> tuple[DayUse, ...]:
-    """Return all that the job has used until now."""
+def to_now(record: JobRecord, running: Iterable[DayUse], now_s: float) -> tuple[DayUse, ...]:
+    """Return all that the job has used until now. `running`: what its record does not say yet."""
     if record.state in TERMINAL_STATES:
         return record.usage
-    running = lasted(record, aggregation, core_share, now_s)
     return merged(record.usage, [*running, *counted(record, None, now_s)])
 
 

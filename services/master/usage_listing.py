@@ -7,7 +7,7 @@ from slackwater.schemas.usage import UsageSums as Sums
 from slackwater.services.master.explain import fitting
 from slackwater.services.master.jobs import Job
 from slackwater.services.master.state import State
-from slackwater.services.master.usage import NOTHING, lasted, rows, to_now
+from slackwater.services.master.usage import NOTHING, rows, to_now
 
 
 def placed(state: State, job: Job, now_s: float) -> None:
@@ -26,7 +26,7 @@ def answer(state: State, ask: GetUsage, now_s: float) -> Message:
     """List the rows that were asked for, as many as a message holds."""
     share = state.pool.share()
     used = (
-        (job.record, to_now(job.record, job.aggregation, share, now_s))
+        (job.record, to_now(job.record, job.used(share, now_s), now_s))
         for id, job in state.jobs.items()
         if id not in state.usage.forgetting
     )
@@ -38,6 +38,6 @@ def totals(state: State, tenant: str, now_s: float) -> Sums:
     """Sum up all that the tenant's jobs used until now, without jobs that have not ended."""
     share, found = state.pool.share(), state.usage.totals.get(tenant, NOTHING)
     for job in state.admitted.get(tenant, {}).values():
-        for each in lasted(job.record, job.aggregation, share, now_s):
+        for each in job.used(share, now_s):
             found += each.sums
     return found

@@ -31,6 +31,7 @@ from slackwater.schemas.job_requests import (
     PauseJob,
     RerunJob,
     ResumeJob,
+    ScaleJob,
     SubmitJob,
 )
 from slackwater.schemas.usage import DAY_S, JOB_DAYS_MAX, DayUse, GetUsage, UsageList, UsageSums
@@ -99,6 +100,82 @@ def test_time_that_a_job_is_paused_counts_for_nothing() -> None:
     harness.restart()
     (sums,) = used(harness).values()
     assert sums.gpu_s == 120.0
+
+
+def test_a_job_that_saves_before_it_ends_uses_its_gpus_meanwhile() -> None:
+    """Red before: a program that took its 30 s of grace at each pause had them for nothing. What
+    policies call its attained service is as it was."""
+    harness = GpuHarness()
+    gpu_job(harness, "a", 2, cores=3.0)
+    harness.now_s += 100.0
+    harness.hear()
+    harness.ask(PauseJob(job="a"))
+    attained = harness.job("a").gpu_s
+    assert attained == 200.0
+    harness.now_s += 10.0
+    (sums,) = used(harness).values()
+    assert (sums.gpu_s, sums.core_s) == (220.0, 660.0)
+    harness.restart()
+    harness.hear()
+    harness.now_s += 20.0
+    harness.confirm("stop/a")
+    harness.now_s += 1000.0
+    harness.restart()
+    (sums,) = used(harness).values()
+    assert (sums.gpu_s, sums.core_s) == (260.0, 780.0)
+    assert harness.job("a").gpu_s == attained
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_gpus_that_a_job_waits_for_are_used_by_the_one_that_leaves_them(restarted: bool) -> None:
+    """Node n1 is free of `a` before n2 is. Nobody is charged for n1 twice, or for n2 after it."""
+    harness = GpuHarness(gpus=1, gpu_policy="sf")
+    gpu_job(harness, "a", 2, tenant="vision")
+    harness.confirm("start@n1/a")
+    harness.confirm("start@n2/a")
+    begun_s = harness.now_s
+    harness.now_s += 99.0
+    harness.hear()
+    harness.submit("b", 1, tenant="speech")
+    assert harness.job("a").state == "stopping"
+    harness.now_s += 10.0
+    before = used(harness)
+    assert before["vision", "", None].gpu_s == 2 * (harness.now_s - begun_s)
+    assert before["speech", "", None].gpu_s == 0.0
+    harness.confirm("stop@n1/a")
+    harness.tick(0.0)
+    harness.now_s += 5.0
+    if restarted:
+        harness.restart()
+        harness.hear()
+        harness.confirm("stop@n1/a")
+    harness.confirm("stop@n2/a")
+    harness.confirm("start/b")
+    harness.now_s += 50.0
+    after = used(harness)
+    assert after["vision", "", None].gpu_s == 2 * 110.0 + 5.0
+    # A master that did not see when its GPUs were free takes it that they were at once.
+    assert after["speech", "", None].gpu_s == (65.0 if restarted else 55.0)
+
+
+def test_a_job_that_changes_its_size_is_charged_for_what_it_holds_until_it_has() -> None:
+    """It holds two GPUs while it saves, and one from then on."""
+    harness = GpuHarness(gpus=1)
+    gpu_job(harness, "a", 2, gpus_min=1, gpus_max=2)
+    harness.confirm("start@n1/a")
+    harness.confirm("start@n2/a")
+    harness.now_s += 100.0
+    harness.hear()
+    harness.ask(ScaleJob(job="a", workers=1))
+    record = harness.job("a")
+    assert (record.state, len(record.planned)) == ("stopping", 1)
+    harness.now_s += 10.0
+    harness.confirm("stop@n1/a")
+    harness.confirm("stop@n2/a")
+    assert harness.job("a").state == "starting"
+    harness.now_s += 40.0
+    (sums,) = used(harness).values()
+    assert sums.gpu_s == 200.0 + 20.0 + 40.0
 
 
 def test_a_slot_counts_as_a_core_and_a_job_run_by_hand_as_none() -> None:
