@@ -4,8 +4,8 @@
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from slackwater.common.base.words import number_of
 from slackwater.common.domains.facts import sentences
-from slackwater.common.domains.facts.sentences import count
 from slackwater.common.domains.facts.timeline import UNDONE, Migration, Timeline
 from slackwater.loadgen.replay.measures import LOSS_LIMIT
 from slackwater.schemas.cluster import AllocationEvent
@@ -95,9 +95,9 @@ def story(timeline: Timeline) -> list[Happening]:
     teller = _StoryWriter(timeline)
     for id, track in timeline.tracks.items():
         spec = track.spec
-        asked = count(spec.servers, "server")
-        asked += f" and {count(spec.gpus, 'GPU')}" if spec.gpus else ""
-        text = f"{id} arrives: {count(spec.workers, 'worker')}, asks for {asked}"
+        asked = number_of(spec.servers, "server")
+        asked += f" and {number_of(spec.gpus, 'GPU')}" if spec.gpus else ""
+        text = f"{id} arrives: {number_of(spec.workers, 'worker')}, asks for {asked}"
         teller.tell(track.submitted_s, "arrival", text, id)
     for at_s, fact in timeline.events:
         match fact:

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from slackwater.common.base.limits import JOBS_MAX
+from slackwater.common.base.words import number_of
 from slackwater.schemas.base import TOO_MANY, JobId, Refused
 from slackwater.schemas.jobs import JobSpec
 from slackwater.services.master.config import Admission, Tenant
@@ -90,9 +91,9 @@ def hold(
     if admission == "standalone":
         return Hold(
             "aggregators",
-            f"waits for {spec.servers} aggregators, as many as it asks servers for: a cluster "
-            f"could be given {max(0, capacity.free)}; runs when a job ends or `slackwater run "
-            "aggregator` adds one",
+            f"waits for {number_of(spec.servers, 'aggregator')}, as many as it asks servers for: a "
+            f"cluster could be given {max(0, capacity.free)}; runs when a job ends or `slackwater "
+            "run aggregator` adds one",
         )
     return None
 
@@ -135,8 +136,8 @@ def refusal(
     if tenant.aggregators and spec.servers > tenant.aggregators and aggregates(spec):
         return Refused(
             reason=f"it asks for {spec.servers} servers, {named(spec.tenant)} may have "
-            f"{tenant.aggregators} aggregators (quota aggregators of the master's tenants); ask "
-            "for fewer"
+            f"{number_of(tenant.aggregators, 'aggregator')} (quota aggregators of the master's "
+            "tenants); ask for fewer"
         )
     if admission == "standalone" and spec.servers > aggregators_max:
         return Refused(

@@ -13,6 +13,7 @@ from math import inf
 from typing import Any, Final
 
 from slackwater.common.base.effects import Log, StartTimer
+from slackwater.common.base.words import number_of
 from slackwater.schemas.base import JobId
 from slackwater.schemas.gpus import Within
 from slackwater.services.master import scaling
@@ -196,7 +197,7 @@ def _feasible(
     parts = " and ".join(f"{number} on {node}" for node, number in placed)
     why = (
         f"the policy {schedule.policy} gave it {parts}, which splits a process over nodes: each of "
-        f"its {spec.workers} processes has {spec.gpus_each} GPUs of one node. It waits until it "
+        f"its {spec.workers} processes has {spec.gpus_each} GPUs of one node. It waits until as "
         "many are idle together; submit it with a process for each GPU to run on any (rule: split)"
     )
     if schedule.split.get(job.id) != why:
@@ -418,9 +419,10 @@ def waits_for_gpus(state: State, now_s: float) -> dict[JobId, str]:
             where = {"": "all nodes together have", "node": "the largest node has",
                      "rack": "the largest rack has"}[within]  # fmt: skip
             found[id] = (
-                f"waits for {units_min(record)} GPUs{f' of one {within}' if within else ''}: "
-                f"{where} {schedule.largest.get(within, 0)}; start a worker node with more, or "
-                "submit the job with fewer"
+                f"waits for {number_of(units_min(record), 'GPU')}"
+                f"{f' of one {within}' if within else ''}: {where} "
+                f"{schedule.largest.get(within, 0)}; start a worker node with more, or submit the "
+                "job with fewer"
             )
         else:
             tenant = record.spec.tenant

@@ -12,6 +12,7 @@ from typing import TypeVar
 import msgspec
 
 from slackwater.common.base.limits import LIST_BYTES_MAX
+from slackwater.common.base.words import number_of
 from slackwater.schemas.base import JobId, Record
 from slackwater.schemas.jobs import JobRecord
 from slackwater.services.master import idle_gpus
@@ -97,11 +98,11 @@ def _grows(record: JobRecord) -> str:
     if record.state != "running" or record.resizing or not record.workers or has >= wanted:
         return ""
     each, within = record.spec.gpus_each, record.spec.within
-    more = f"{(wanted - has) * each} more idle GPUs" if each else f"{wanted - has} more free slots"
+    more = number_of((wanted - has) * (each or 1), f"more {'idle GPU' if each else 'free slot'}")
     where = f" of its {within}" if within else ""
     return (
-        f"trains with {has} workers; {wanted} were asked for: it waits for {more}{where}; "
-        f"`slackwater scale {record.spec.id} --workers {has}` takes that back"
+        f"trains with {number_of(has, 'worker')}; {wanted} were asked for: it waits for "
+        f"{more}{where}; `slackwater scale {record.spec.id} --workers {has}` takes that back"
     )
 
 

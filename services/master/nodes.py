@@ -11,6 +11,7 @@ from math import inf
 from typing import Final, Literal, assert_never
 
 from slackwater.common.base.limits import WORKER_NODES_MAX
+from slackwater.common.base.words import number_of
 from slackwater.schemas.base import JobId, NodeId
 from slackwater.schemas.cluster import WorkerHeartbeat
 from slackwater.schemas.gpus import Gpu, NodeGpuIds
@@ -38,7 +39,7 @@ class Wait:
 
     @property
     def reason(self) -> str:
-        asks = f"waits for {self.asked} worker {'slot' if self.asked == 1 else 'slots'}"
+        asks = f"waits for {number_of(self.asked, 'worker slot')}"
         match self.cause:
             case "node":
                 return f"{asks}: no worker node is heard; start one with `slackwater run worker`"

@@ -21,6 +21,7 @@ import msgspec
 
 from slackwater.common.base.effects import Effect, Log, Persist, Publish, Request
 from slackwater.common.base.limits import LOST_AFTER_S
+from slackwater.common.base.words import number_of
 from slackwater.schemas import subjects
 from slackwater.schemas.base import (
     AGGREGATORS_MAX,
@@ -188,7 +189,8 @@ class Pool:
         needed = ask.at_least or ask.count
         if needed > self._max:
             return [], Refused(
-                reason=f"{needed} aggregators asked for, a cluster may have {self._max} "
+                reason=f"{number_of(needed, 'aggregator')} asked for, a cluster may have "
+                f"{self._max} "
                 "(aggregators_max of the master)"
             )
         free = self._free()
@@ -266,7 +268,7 @@ class Pool:
             remedies.append("`slackwater run aggregator` adds one")
         if room < needed:
             remedies.append("the master's aggregators_max is raised")
-        asked = f"{needed} {'aggregator' if needed == 1 else 'aggregators'} asked for"
+        asked = f"{number_of(needed, 'aggregator')} asked for"
         return Refused(
             reason=f"{asked}: {free} free in the pool, cluster {ask.cluster} may have {room} more; "
             f"that changes when a job ends or {' and '.join(remedies)}",

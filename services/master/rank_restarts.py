@@ -11,6 +11,7 @@ import signal
 from typing import Final
 
 from slackwater.common.base.effects import StartTimer
+from slackwater.common.base.words import number_of
 from slackwater.schemas.base import COUNT_MAX
 from slackwater.schemas.workers import WorkerExited
 from slackwater.services.master.jobs import Job
@@ -33,13 +34,14 @@ def rank_died(state: State, job: Job, exited: WorkerExited, now_s: float) -> Non
     allowed = job.record.spec.restarts
     if total >= allowed:
         if allowed:
-            reason = f"{reason} (after {total} of {allowed} restarts)"
+            reason = f"{reason} (after {total} of {number_of(allowed, 'restart')})"
         end(state, job, "failed", reason, now_s)
         return
     attempt = min(exited.attempt, COUNT_MAX - 1) + 1
     state.change(job, now_s, restarts=made | {rank: attempt})
     wait_s = min(WAIT_S_MAX, FIRST_WAIT_S * 2.0 ** min(attempt - 1, 16))
-    told = f"{reason}; it is started again in {wait_s:g} s ({total + 1} of {allowed} restarts)"
+    left = f"{total + 1} of {number_of(allowed, 'restart')}"
+    told = f"{reason}; it is started again in {wait_s:g} s ({left})"
     state.tell(job, "rank-restarted", now_s, told)
     job.resting.add(exited.rank)
     job.died_s[exited.rank] = now_s

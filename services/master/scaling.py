@@ -15,6 +15,7 @@ size. One that waits starts at it.
 
 from typing import Any
 
+from slackwater.common.base.words import number_of
 from slackwater.schemas import subjects
 from slackwater.schemas.base import CONFLICT, NOT_FOUND, RUN_ATTEMPTS, Message, NodeId, Ok, Refused
 from slackwater.schemas.gpus import NodeAllocation, held
@@ -55,7 +56,7 @@ def scale(state: State, message: ScaleJob, now_s: float) -> Message:
     if refused is not None:
         return refused
     state.change(job, now_s, workers=workers)
-    state.tell(job, "scaling", now_s, f"its user asks for {workers} workers")
+    state.tell(job, "scaling", now_s, f"its user asks for {number_of(workers, 'worker')}")
     pursue(state, job, now_s)
     return JobInfo(job=job.record)
 
@@ -73,8 +74,8 @@ def _refusal(state: State, job: Job, workers: int) -> Refused | None:
     if not spec.elastic:
         bounds = "--gpus-min and --gpus-max" if spec.gpus else "--workers-min and --workers-max"
         reason = (
-            f"job {id} has {spec.workers} workers for good: it was submitted without other bounds; "
-            f"submit it with {bounds}"
+            f"job {id} has {number_of(spec.workers, 'worker')} for good: it was submitted without "
+            f"other bounds; submit it with {bounds}"
         )
         if spec.consistency != "synchronous":
             reason = f"job {id} is {spec.consistency}: only a synchronous job can be scaled"
@@ -83,11 +84,13 @@ def _refusal(state: State, job: Job, workers: int) -> Refused | None:
         reason = f"job {id} is adaptive: the policy {state.gpus.policy} decides how many it has"
         return Refused(reason=reason, code=CONFLICT)
     if not least <= workers <= most:
-        reason = f"{workers} workers: job {id} can have {least} to {most}"
+        reason = f"{number_of(workers, 'worker')}: job {id} can have {least} to {most}"
         return Refused(reason=reason)
     if record.resizing or record.state == "starting" or record.planned:
         what = (
-            f"changes to {record.size_next} workers" if record.resizing else "is starting its ranks"
+            f"changes to {number_of(record.size_next, 'worker')}"
+            if record.resizing
+            else "is starting its ranks"
         )
         reason = f"job {id} {what}; try again when it has"
         return Refused(reason=reason, retry_after_s=RETRY_S)
@@ -112,7 +115,7 @@ def pursue(state: State, job: Job, now_s: float) -> None:
     if lives(job):
         begin(state, job, allocation, now_s)
     else:
-        reason = f"it goes on with {wanted} workers"
+        reason = f"it goes on with {number_of(wanted, 'worker')}"
         leave(state, job, allocation, now_s, reason=reason, reallocations=record.reallocations + 1)
         advance(state, job)
 
@@ -297,7 +300,9 @@ def _counts(state: State, job: Job, message: AskSize, now_s: float) -> None:
 
 def _tell_size(state: State, job: Job, now_s: float) -> None:
     workers, since = processes(job.record), job.record.size_since
-    state.tell(job, "scaled", now_s, f"{workers} workers have counted since iteration {since}")
+    state.tell(
+        job, "scaled", now_s, f"{number_of(workers, 'worker')} counted from iteration {since} on"
+    )
 
 
 # Ranks that leave ---------------------------------------------------------------------------------
@@ -358,7 +363,7 @@ def give_up(state: State, job: Job, why: str, now_s: float) -> None:
     back = job.record.counted
     asked_now = back if job.record.workers else 0
     state.change(job, now_s, resizing="leaving", size_next=0, workers=asked_now)
-    state.tell(job, "waiting", now_s, f"it stays with {back} workers: {why}")
+    state.tell(job, "waiting", now_s, f"it stays with {number_of(back, 'worker')}: {why}")
     order(state, job)
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Final, assert_never
 
+from slackwater.common.base.words import number_of
 from slackwater.schemas.cluster import AggregatorFact, AllocationEvent
 from slackwater.schemas.facts import Fact
 from slackwater.schemas.jobs import JobEvent
@@ -36,7 +37,7 @@ def sentence(fact: Fact) -> str:
         case JobProfiled(job=job, profile=profile):
             cores = sum(profile.task_cpu_s) / profile.iteration_s if profile.iteration_s else 0.0
             return (
-                f"{job} was profiled over {count(profile.iterations, 'iteration')}: "
+                f"{job} was profiled over {number_of(profile.iterations, 'iteration')}: "
                 f"{profile.iteration_s:.3g} s each, {cores:.2g} cores of aggregation"
             )
         case WindowMeasured():
@@ -137,7 +138,7 @@ def _located(fact: JobEvent) -> str:
 
 def _rehosted(fact: JobEvent) -> str:
     lost = listed(named(fact.detail, "lost"))
-    buckets = count(int(_number(fact.detail, "buckets")), "bucket")
+    buckets = number_of(int(_number(fact.detail, "buckets")), "bucket")
     return f"{fact.job} begins anew on {_where(fact)} with {buckets} that {lost} had"
 
 
@@ -312,10 +313,6 @@ def listed(names: Sequence[str]) -> str:
     if len(names) < 2:
         return "".join(names)
     return ", ".join(names[:-1]) + " and " + names[-1]
-
-
-def count(number: int, noun: str) -> str:
-    return f"{number} {noun}" + ("s" if number != 1 else "")
 
 
 def named(detail: dict[str, str], key: str) -> tuple[str, ...]:

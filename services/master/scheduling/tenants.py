@@ -23,6 +23,7 @@ import msgspec
 from msgspec.structs import replace
 
 from slackwater.common.base.errors import Rejected
+from slackwater.common.base.words import number_of
 from slackwater.schemas.base import JobId
 from slackwater.schemas.scheduling import POLICY_FACTS_BYTES_MAX
 from slackwater.services.master.scheduling.validation import PlanRefused, validate
@@ -129,14 +130,14 @@ class Divided:
         answers = []
         for tenant, gpus in parts.gpus.items():
             own = view.rules.quotas.get(tenant, 0)
-            has = f"tenant {tenant} has {gpus} GPUs now, {own} of its own"
+            has = f"tenant {tenant} has {number_of(gpus, 'GPU')} now, {own} of its own"
             part = parts.views.get(tenant)
             if part is None:
                 answers += [
                     Pending(
                         job.id,
                         "quota",
-                        f"{_bounds(job, self._sizing)[0]} GPUs, {gpus} its tenant's",
+                        f"{number_of(_bounds(job, self._sizing)[0], 'GPU')}, {gpus} its tenant's",
                         inf,
                         has,
                     )

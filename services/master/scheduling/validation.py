@@ -8,6 +8,7 @@ borrow, more GPUs than a tenant's quota.
 """
 
 from slackwater.common.base.errors import Rejected
+from slackwater.common.base.words import number_of
 from slackwater.services.master.scheduling.hosts import HostUse
 from slackwater.services.master.scheduling.view import (
     NOTHING,
@@ -48,7 +49,8 @@ def validate(plan: Plan, view: View) -> None:
     for node, change in room.items():
         if view.free[node] + change < 0:
             raise PlanRefused(
-                f"the plan needs {-change} more GPUs on node {view.cluster.nodes[node].id}, which "
+                f"the plan needs {number_of(-change, 'more GPU')} on node "
+                f"{view.cluster.nodes[node].id}, which "
                 f"has {view.free[node]} idle of {view.cluster.nodes[node].gpus}"
             )
     if view.rules.quotas and not view.rules.borrowing:
@@ -87,7 +89,8 @@ def _check_gang(job: JobView, allocation: Allocation, cluster: ClusterView) -> N
             )
     if not job.gpus_min <= total <= job.gpus_max:
         raise PlanRefused(
-            f"job {job.id}: {total} GPUs break its gang of {job.gpus_min}..{job.gpus_max}"
+            f"job {job.id}: an allocation of {number_of(total, 'GPU')} breaks its gang of "
+            f"{job.gpus_min}..{job.gpus_max}"
         )
 
 
@@ -129,7 +132,8 @@ def _check_quotas(plan: Plan, view: View) -> None:
         quota = view.rules.quotas.get(tenant, 0)
         if change > 0 and held[tenant] > quota:
             raise PlanRefused(
-                f"the plan gives tenant {tenant!r} {held[tenant]} GPUs of its {quota}, and tenants "
+                f"the plan gives tenant {tenant!r} {number_of(held[tenant], 'GPU')} of its "
+                f"{quota}, and tenants "
                 "may not borrow"
             )
 

@@ -9,6 +9,7 @@ from slackwater.cli.events import recent_events
 from slackwater.cli.job_ids import JobId
 from slackwater.cli.logs import last_lines, ranks_of
 from slackwater.cli.show import with_client
+from slackwater.common.base.words import number_of
 from slackwater.common.shell.client import Client
 from slackwater.common.store.history import NothingKept
 from slackwater.console import documents, figures, gpus, tables
@@ -128,7 +129,7 @@ def _facts(
         yield "Model", spec.model
     if spec.tenant:
         yield "Tenant", spec.tenant
-    asked = [_count(spec.workers, "worker"), _count(spec.servers, "server")]
+    asked = [number_of(spec.workers, "worker"), number_of(spec.servers, "server")]
     if spec.iterations > 1:
         asked.append(f"{spec.iterations:,} iterations")
     yield "Asked for", ", ".join(asked)
@@ -186,7 +187,7 @@ def _gpus(record: JobRecord) -> Iterator[tuple[str, str]]:
     if spec.checkpoint:
         yield "Checkpoints", spec.checkpoint
     if record.reallocations or record.reallocation_s:
-        paused = f", paused {_count(record.preemptions, 'time')} for others' sake"
+        paused = f", paused {number_of(record.preemptions, 'time')} for others' sake"
         cost = f"; another one costs it {record.reallocation_s:.3g} s, as measured"
         yield (
             "Attempt",
@@ -219,7 +220,7 @@ def _program(record: JobRecord) -> str:
 def _going(progress: JobProgress, ended: bool) -> Iterator[tuple[str, str]]:
     where = ", ".join(sorted(progress.aggregators, key=tables.natural))
     if where:
-        moved = f"; moved {_count(progress.moves, 'time')}" if progress.moves else ""
+        moved = f"; moved {number_of(progress.moves, 'time')}" if progress.moves else ""
         phase = f" ({progress.phase}{moved})" if progress.phase else ""
         yield "Aggregators", where + phase
     if progress.updated_s:
@@ -247,7 +248,3 @@ def _ranks(record: JobRecord, progress: JobProgress | None, now_s: float) -> Ite
             cells[3] = f"{figures.lasted(now_s - rank.heard_s)} ago"
         ended = "" if result is None else (result or "done, without a result")
         yield Row(tuple(cells), ended)
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"

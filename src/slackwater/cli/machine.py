@@ -14,6 +14,7 @@ from rich.markup import escape
 
 from slackwater.common.base.clock import LiveClock
 from slackwater.common.base.errors import DeadlineExceeded, Retryable, SlackwaterError, Unavailable
+from slackwater.common.base.words import number_of
 from slackwater.common.bus import local_clusters
 from slackwater.common.bus.access import address_file
 from slackwater.common.embedded.leftovers import sweep
@@ -152,7 +153,7 @@ def _counted(jobs: list[str], what: str) -> str:
     """Say which jobs, as in `7 jobs run: a, b, c, d, e and 2 more`."""
     named = ", ".join(jobs[:NAMED_MAX])
     more = f" and {len(jobs) - NAMED_MAX} more" if len(jobs) > NAMED_MAX else ""
-    return f"{len(jobs)} {'job' if len(jobs) == 1 else 'jobs'} {what}: {named}{more}"
+    return f"{number_of(len(jobs), 'job')} {what}: {named}{more}"
 
 
 def _one(entry: LocalCluster | None, json: bool) -> None:

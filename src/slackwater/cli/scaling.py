@@ -9,6 +9,7 @@ import typer
 from slackwater.cli.job_ids import JobId
 from slackwater.cli.show import with_client
 from slackwater.common.base.errors import Retryable
+from slackwater.common.base.words import number_of
 from slackwater.common.shell.client import Client
 from slackwater.console.options import Json, Url
 from slackwater.console.outcome import FAILED, TRY_LATER, err, out, print_json
@@ -93,17 +94,17 @@ def _reached(record: JobRecord, workers: int) -> bool:
 
 
 def _said(record: JobRecord, workers: int) -> str:
-    id = record.spec.id
+    id, so_many = record.spec.id, number_of(workers, "worker")
     if _reached(record, workers):
-        return f"job {id} trains with {workers} workers"
+        return f"job {id} trains with {so_many}"
     if record.finished_s:
-        return f"job {id} {STATE_SAID[record.state]}; it never had {workers} workers"
+        return f"job {id} {STATE_SAID[record.state]}; it never had {so_many}"
     if record.state in WAITING_STATES:
-        return f"job {id} {STATE_SAID[record.state]}; it starts with {workers} workers"
+        return f"job {id} {STATE_SAID[record.state]}; it starts with {so_many}"
     if record.resizing == "joining":
-        return f"job {id} trains on; it has {workers} workers once the new ones are ready"
+        return f"job {id} trains on; it has {so_many} once the new ones are ready"
     if record.resizing:
-        return f"job {id} trains on; it has {workers} workers from one of its next iterations on"
+        return f"job {id} trains on; it has {so_many} from one of its next iterations on"
     if record.planned:
-        return f"job {id} saves and ends its processes, and starts with {workers} workers"
-    return f"job {id} trains on; it has {workers} workers once so many fit on the nodes"
+        return f"job {id} saves and ends its processes, and starts with {so_many}"
+    return f"job {id} trains on; it has {so_many} once so many fit on the nodes"

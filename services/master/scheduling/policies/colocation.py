@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from slackwater.common.base.errors import ConfigRejected
+from slackwater.common.base.words import number_of
 from slackwater.common.domains.models.interleave import StageProfile, efficiency
 from slackwater.schemas.base import JobId
 from slackwater.services.master.scheduling.policies.placement import Placer
@@ -197,10 +198,11 @@ class Colocated:
             Pending(
                 job.id,
                 "order",
-                f"{job.gpus} GPUs, {free} idle",
+                f"{number_of(job.gpus, 'GPU')}, {free} idle",
                 inf,
                 "the GPUs it lacks are held by jobs that come before it, and it would add less "
-                f"than {self.gain} jobs' worth of progress to any group of {job.gpus} GPUs",
+                f"than {self.gain} jobs' worth of progress to any group of "
+                f"{number_of(job.gpus, 'GPU')}",
             )
             for job in self.inner.in_order(view, self.inner.update(view, None))
             if not job.allocation

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from slackwater.common.base.errors import Rejected
+from slackwater.common.base.words import number_of
 from slackwater.common.domains.models.speedup import (
     STRICT,
     ElasticProfile,
@@ -263,10 +264,11 @@ class ElasticPolicy(ABC):
             rule, text = "order", "the nodes it could use are held by jobs that come before it"
             if job.gpus_min > view.cluster.gpus:
                 rule = "capacity"
-                text = f"needs {job.gpus_min} nodes at least while {view.cluster.gpus} are up"
+                least = number_of(job.gpus_min, "node")
+                text = f"needs {least} at least while {view.cluster.gpus} are up"
             elif free >= job.gpus_min:
                 rule, text = "size", "waits for as many nodes as its speed-up is worth"
-            lacking = f"{job.gpus_min} GPUs, {free} idle"
+            lacking = f"{number_of(job.gpus_min, 'GPU')}, {free} idle"
             answers.append(Pending(job.id, rule, lacking, inf, text))
         return answers
 

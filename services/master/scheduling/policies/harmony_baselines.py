@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from slackwater.common.base.words import number_of
 from slackwater.common.domains.models.group import NAIVE
 from slackwater.schemas.base import JobId
 from slackwater.services.master.scheduling.policies.placement import Placer
@@ -105,8 +106,9 @@ class NaiveColocation:
         free = sum(view.free)
         return [
             Pending(
-                job.id, "capacity", f"{job.gpus} GPUs, {free} idle", inf,
-                f"every set of {job.gpus} machines has {self.ways} jobs on it",
+                job.id, "capacity", f"{number_of(job.gpus, 'GPU')}, {free} idle", inf,
+                f"every set of {number_of(job.gpus, 'machine')} has "
+                f"{number_of(self.ways, 'job')} on it",
             )
             for job in self._order(view)
         ]  # fmt: skip

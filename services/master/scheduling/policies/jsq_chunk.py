@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from slackwater.common.base.errors import ConfigRejected
+from slackwater.common.base.words import number_of
 from slackwater.schemas.base import JobId
 from slackwater.services.master.scheduling.policies.elastic import resize
 from slackwater.services.master.scheduling.registry import Count, register
@@ -96,8 +97,8 @@ class JsqChunk:
         """0 where too few nodes are up for it."""
         if self.chunk < min(job.gpus_min, view.cluster.gpus):
             raise ConfigRejected(
-                f"job {job.id} needs {job.gpus_min} GPUs at least, more than a chunk of "
-                f"{self.chunk}; set a larger jsq-chunk.chunk"
+                f"job {job.id} needs {number_of(job.gpus_min, 'GPU')} at least, more than a "
+                f"chunk of {self.chunk}; set a larger jsq-chunk.chunk"
             )
         size = min(self.chunk, view.cluster.gpus, job.gpus_max)
         return size if size >= job.gpus_min else 0
@@ -120,8 +121,8 @@ class JsqChunk:
                 ahead = 0 if where is None else memory.queues[where].index(job.id)
                 answers.append(
                     Pending(
-                        job.id, "order", f"chunk {where} of {self.chunk} GPUs", inf,
-                        f"{ahead} jobs come before it in the queue of chunk {where}",
+                        job.id, "order", f"chunk {where} of {number_of(self.chunk, 'GPU')}", inf,
+                        f"jobs before it in the queue of chunk {where}: {ahead}",
                     )
                 )  # fmt: skip
         return answers

@@ -30,6 +30,7 @@ import numpy as np
 
 from slackwater.common.base import limits
 from slackwater.common.base.errors import ConfigRejected
+from slackwater.common.base.words import number_of
 from slackwater.common.domains.models.fitness import (
     fair_share,
     fitness_of_worth,
@@ -308,7 +309,7 @@ class Pollux:
             Pending(
                 job.id,
                 "round" if free >= job.gpus_min else "capacity",
-                f"{job.gpus_min} GPUs, {free} idle",
+                f"{number_of(job.gpus_min, 'GPU')}, {free} idle",
                 tick_s,
                 f"decided at rounds; number {place} of the waiting by attained service",
             )

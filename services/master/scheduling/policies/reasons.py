@@ -12,6 +12,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from slackwater.common.base.words import number_of
 from slackwater.services.master.scheduling.policies.forecast import forecast
 from slackwater.services.master.scheduling.policies.order import Explained
 from slackwater.services.master.scheduling.policies.placement import Placer
@@ -65,9 +66,9 @@ def explain_queue(policy: Explained, view: View, memory: Any) -> list[Pending]:
 
 def _behind(job: JobView, first: JobView, start_s: float) -> Pending:
     return Pending(
-        job.id, "head-of-line", f"{job.gpus} GPUs", start_s,
-        f"waits behind job {first.id} ({first.gpus} GPUs), which does not fit and may not be "
-        "passed",
+        job.id, "head-of-line", number_of(job.gpus, "GPU"), start_s,
+        f"waits behind job {first.id} ({number_of(first.gpus, 'GPU')}), which does not fit and "
+        "may not be passed",
     )  # fmt: skip
 
 
@@ -82,18 +83,19 @@ def _reason(
 ) -> Pending:
     gpus = demand.gpus
     free = max((room.free[kind] for kind in demand.types), default=0)
-    lacking = f"{gpus} GPUs, {free} idle"
+    asked = number_of(gpus, "GPU")
+    lacking = f"{asked}, {free} idle"
     if gpus > _up(demand, view):
         return Pending(
-            job.id, "capacity", f"{gpus} GPUs, {_up(demand, view)} up", inf,
-            f"asks for {gpus} GPUs while only {_up(demand, view)} it can use are up",
+            job.id, "capacity", f"{asked}, {_up(demand, view)} up", inf,
+            f"asks for {asked} while only {_up(demand, view)} it can use are up",
         )  # fmt: skip
     quota = view.rules.quotas.get(job.tenant, 0)
     used = room.used.get(job.tenant, 0)
     if view.rules.quotas and used + gpus > quota and (not view.rules.borrowing or free < gpus):
         return Pending(
-            job.id, "quota", f"{gpus} GPUs of tenant {job.tenant}'s {quota}", start_s,
-            f"tenant {job.tenant} uses {used} of its {quota} GPUs, and "
+            job.id, "quota", f"{asked} of tenant {job.tenant}'s {quota}", start_s,
+            f"tenant {job.tenant} uses {used} of its {number_of(quota, 'GPU')}, and "
             + ("none are idle to borrow" if view.rules.borrowing else "may not borrow"),
         )  # fmt: skip
     if free >= gpus:

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from slackwater.common.base.words import number_of
 from slackwater.schemas.base import JobId
 from slackwater.services.master.scheduling.policies.placement import Placer
 from slackwater.services.master.scheduling.registry import AtLeast0, Period, register
@@ -105,7 +106,7 @@ class TiresiasArtifact:
             Pending(
                 job.id,
                 "round" if job.gpus <= free else "order",
-                f"{job.gpus} GPUs, {free} idle",
+                f"{number_of(job.gpus, 'GPU')}, {free} idle",
                 tick_s,
                 "decisions are taken at rounds, in the order of the two lists",
             )

@@ -5,6 +5,7 @@ from tests.unit.services.master.test_gpu_dispatch import GpuHarness
 from tests.unit.services.master.test_master_core import spec
 from tests.unit.services.master.test_racks import Racked
 
+from slackwater.common.base.words import number_of
 from slackwater.schemas.base import NodeId
 from slackwater.schemas.cluster import WorkerHeartbeat
 from slackwater.schemas.gpus import Gpu
@@ -50,9 +51,9 @@ def test_a_job_that_lies_together_does_not_grow_apart(within: str, workers: int)
     """Regression: it was given GPUs of another node, or of another rack."""
     harness = Racked()
     assert grown(harness, workers, within=within) == (("n1", 2),)
-    more = workers - 2
+    more = number_of(workers - 2, "more idle GPU")
     assert harness.why("a").startswith(
-        f"trains with 2 workers; {workers} were asked for: it waits for {more} more idle GPUs of "
+        f"trains with 2 workers; {workers} were asked for: it waits for {more} of "
         f"its {within}; `slackwater scale a --workers 2`"
     )
     harness.ask(ScaleJob(job="a", workers=2))
@@ -81,3 +82,18 @@ def test_a_job_does_not_grow_onto_a_node_that_is_left_out() -> None:
     harness = GpuHarness()
     harness.core.state.nodes.avoid(NodeId("n2"), "it has no room", harness.now_s)
     assert grown(harness, 4) == (("n1", 2),)
+
+
+def test_one_gpu_is_said_to_be_one() -> None:
+    """Red before: `waits for 1 GPUs`, and `trains with 1 workers`."""
+    harness = GpuHarness(gpus=1)
+    harness.ask(SubmitJob(spec=spec("a", workers=1, gpus=1, gpus_min=1, gpus_max=4)))
+    harness.confirm("start/a")
+    harness.ask(SubmitJob(spec=spec("b", workers=1, gpus=1)))
+    harness.confirm("start/b")
+    harness.ask(SubmitJob(spec=spec("c", workers=1, gpus=1)))
+    harness.now_s += 1.0
+    harness.ask(ScaleJob(job="a", workers=2))
+    assert harness.why("c").startswith("waits for 1 GPU, 0 idle; held by a (1), b (1): ")
+    asked = "trains with 1 worker; 2 were asked for: it waits for 1 more idle GPU"
+    assert harness.why("a").startswith(asked)

@@ -39,7 +39,7 @@ def test_a_stop_makes_room_for_a_start() -> None:
     ("bad", "why"),
     [
         (plan(b=((0, 4),)), "needs 4 more GPUs on node n0, which has 0 idle"),
-        (plan(b=((1, 3),)), "3 GPUs break its gang of 4..4"),
+        (plan(b=((1, 3),)), "3 GPUs breaks its gang of 4..4"),
         (plan(b=((1, 2), (0, 2))), "ascending order"),
         (plan(b=((2, 4),)), "existing nodes"),
         (plan(c=((1, 4),)), "job c, which is not active"),
