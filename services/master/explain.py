@@ -12,13 +12,11 @@ from typing import TypeVar
 import msgspec
 
 from slackwater.common.base.limits import LIST_BYTES_MAX
-from slackwater.common.base.words import number_of
 from slackwater.schemas.base import JobId, Record
 from slackwater.schemas.jobs import JobRecord
 from slackwater.services.master import idle_gpus
 from slackwater.services.master.clusters import Clusters
 from slackwater.services.master.dispatch import room_of, waits_for_gpus, waits_here
-from slackwater.services.master.gangs import asked, processes
 from slackwater.services.master.hangs import hang_of
 from slackwater.services.master.jobs import Job
 from slackwater.services.master.keys import Order
@@ -26,6 +24,7 @@ from slackwater.services.master.lifecycle import stop_grace_s
 from slackwater.services.master.missing_ranks import stall, unheard
 from slackwater.services.master.nodes import Room
 from slackwater.services.master.pausing import why_held
+from slackwater.services.master.scaling import lacking
 from slackwater.services.master.state import State
 
 REASON_CHARS_MAX = 1024
@@ -54,7 +53,7 @@ def shown(state: State, page: Iterable[Job], now_s: float) -> Iterator[JobRecord
             why = state.held[job.id].reason
         else:
             why = _why(job, state.clusters, now_s)
-            why = why or unheard(job, state.config.agent_silent_s, now_s) or _grows(record)
+            why = why or unheard(job, state.config.agent_silent_s, now_s) or lacking(record)
             why = why or idle_gpus.reason(job)
         yield msgspec.structs.replace(record, reason=why[:REASON_CHARS_MAX])
 
@@ -90,20 +89,6 @@ def _why(job: Job, clusters: Clusters, now_s: float) -> str:
             f"with `slackwater run controller` (id {record.cluster})"
         )
     return clusters.waiting(record.cluster, job.id)
-
-
-def _grows(record: JobRecord) -> str:
-    """Say that it lacks room for the workers that its user asks for; empty: it has them."""
-    has, wanted = processes(record), asked(record)
-    if record.state != "running" or record.resizing or not record.workers or has >= wanted:
-        return ""
-    each, within = record.spec.gpus_each, record.spec.within
-    more = number_of((wanted - has) * (each or 1), f"more {'idle GPU' if each else 'free slot'}")
-    where = f" of its {within}" if within else ""
-    return (
-        f"trains with {number_of(has, 'worker')}; {wanted} were asked for: it waits for "
-        f"{more}{where}; `slackwater scale {record.spec.id} --workers {has}` takes that back"
-    )
 
 
 def _leaving(job: Job) -> str:

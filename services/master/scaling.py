@@ -11,9 +11,14 @@ and their GPUs. What is to happen is stored before anything is ordered:
 
 A job of another kind, or one whose Agents are not there yet, saves, ends and starts at its new
 size. One that waits starts at it.
+
+What is idle is taken at once, before jobs that wait: somebody asked for it by name, and the answer
+says before whom. Whatever a policy takes from a job that runs it may take from this one afterwards.
 """
 
 from typing import Any
+
+import msgspec
 
 from slackwater.common.base.words import number_of
 from slackwater.schemas import subjects
@@ -39,6 +44,8 @@ from slackwater.services.master.scheduling.hosts import HostUse
 from slackwater.services.master.state import State
 
 RETRY_S = 1.0
+NAMED_MAX = 3
+"""Jobs that wait which an answer names."""
 JOINING_S = 120.0
 """Seconds that ranks which join have to be ready, all together, before they are given up."""
 
@@ -51,14 +58,42 @@ def scale(state: State, message: ScaleJob, now_s: float) -> Message:
         return Refused(reason=unknown(message.job), code=NOT_FOUND)
     record, workers = job.record, message.workers
     if asked(record) == workers:
-        return JobInfo(job=record)
+        return _answer(state, job)
     refused = _refusal(state, job, workers)
     if refused is not None:
         return refused
     state.change(job, now_s, workers=workers)
     state.tell(job, "scaling", now_s, f"its user asks for {number_of(workers, 'worker')}")
     pursue(state, job, now_s)
-    return JobInfo(job=job.record)
+    return _answer(state, job)
+
+
+def _answer(state: State, job: Job) -> JobInfo:
+    """Tell what the job lacks for the workers that it is to have, or before whom it takes that."""
+    record = job.record
+    reason = lacking(record)
+    if record.resizing == "joining" or held(record.planned) > held(record.allocation):
+        schedule = state.gpus if record.spec.gpus else state.slots
+        waiting = list(schedule.snapshot.waiting)
+        more = f" and {len(waiting) - NAMED_MAX} more" if len(waiting) > NAMED_MAX else ""
+        if waiting:
+            what = f"{'idle GPUs' if record.spec.gpus else 'free slots'} before jobs that wait"
+            reason = f"it takes {what}: {', '.join(waiting[:NAMED_MAX])}{more}"
+    return JobInfo(job=msgspec.structs.replace(record, reason=reason))
+
+
+def lacking(record: JobRecord) -> str:
+    """Say that it lacks room for the workers that its user asks for; empty: it has them."""
+    has, wanted = processes(record), asked(record)
+    if record.state != "running" or record.resizing or not record.workers or has >= wanted:
+        return ""
+    each, within = record.spec.gpus_each, record.spec.within
+    more = number_of((wanted - has) * (each or 1), f"more {'idle GPU' if each else 'free slot'}")
+    where = f" of its {within}" if within else ""
+    return (
+        f"trains with {number_of(has, 'worker')}; {wanted} were asked for: it waits for "
+        f"{more}{where}; `slackwater scale {record.spec.id} --workers {has}` takes that back"
+    )
 
 
 def _refusal(state: State, job: Job, workers: int) -> Refused | None:

@@ -22,13 +22,14 @@ POLL_S: Final = 0.2
 
 class Scaled(msgspec.Struct, frozen=True):
     """Say what became of a job: its state, how many workers were asked for, whether that is so
-    already, and since which iteration."""
+    already, since which iteration, and what it lacks or before whom it is."""
 
     job: str
     state: JobState
     workers: int
     reached: bool
     since: int
+    reason: str = ""
 
 
 def scale(
@@ -49,20 +50,23 @@ def scale(
 
     A job that trains by slackwater.Agent goes on meanwhile: those that stay keep their process,
     and no iteration is lost. Another one saves, ends and starts anew. A job that waits starts so.
+    More workers take idle GPUs or slots at once, before jobs that wait: the answer names those.
+    Where too few are idle they are waited for, and the job trains on.
     Exits with 75 if --wait's time is over before, or if it is in the middle of another change; with
     1 if the job ended before.
     """
 
-    async def scaled(client: Client) -> JobRecord:
+    async def scaled(client: Client) -> tuple[JobRecord, str]:
         record = await client.scale(id, workers)
-        return await _until(client, record, workers, timeout) if wait else record
+        told = record.reason
+        return await _until(client, record, workers, timeout) if wait else record, told
 
-    record = with_client(url, scaled)
+    record, told = with_client(url, scaled)
     reached = _reached(record, workers)
     if json:
-        print_json(Scaled(id, record.state, workers, reached, record.size_since))
+        print_json(Scaled(id, record.state, workers, reached, record.size_since, told))
     else:
-        out.print(_said(record, workers), markup=False, highlight=False, soft_wrap=True)
+        out.print(_said(record, workers, told), markup=False, highlight=False, soft_wrap=True)
     if wait and not reached:
         if record.finished_s:
             raise typer.Exit(FAILED)
@@ -76,7 +80,7 @@ async def _until(client: Client, record: JobRecord, workers: int, timeout_s: flo
     clock = client.clock
     until_s = clock.now_s() + timeout_s if timeout_s else None
     id = record.spec.id
-    while not _reached(record, workers) and record.workers == workers and not record.finished_s:
+    while not _reached(record, workers) and _asked(record, workers) and not record.finished_s:
         if until_s is not None and clock.now_s() >= until_s:
             break
         await asyncio.sleep(POLL_S)
@@ -87,13 +91,17 @@ async def _until(client: Client, record: JobRecord, workers: int, timeout_s: flo
     return record
 
 
+def _asked(record: JobRecord, workers: int) -> bool:
+    return workers == (record.workers or record.spec.workers)
+
+
 def _reached(record: JobRecord, workers: int) -> bool:
     held = sum(number for _, number in record.allocation)
     now = held // (record.spec.gpus_each or 1)
     return record.state == "running" and not record.resizing and now == workers
 
 
-def _said(record: JobRecord, workers: int) -> str:
+def _said(record: JobRecord, workers: int, told: str = "") -> str:
     id, so_many = record.spec.id, number_of(workers, "worker")
     if _reached(record, workers):
         return f"job {id} trains with {so_many}"
@@ -101,10 +109,13 @@ def _said(record: JobRecord, workers: int) -> str:
         return f"job {id} {STATE_SAID[record.state]}; it never had {so_many}"
     if record.state in WAITING_STATES:
         return f"job {id} {STATE_SAID[record.state]}; it starts with {so_many}"
+    before = f"; {told}" if told else ""
     if record.resizing == "joining":
-        return f"job {id} trains on; it has {so_many} once the new ones are ready"
+        return f"job {id} trains on; it has {so_many} once the new ones are ready{before}"
     if record.resizing:
         return f"job {id} trains on; it has {so_many} from one of its next iterations on"
     if record.planned:
-        return f"job {id} saves and ends its processes, and starts with {so_many}"
-    return f"job {id} trains on; it has {so_many} once so many fit on the nodes"
+        return f"job {id} saves and ends its processes, and starts with {so_many}{before}"
+    if not _asked(record, workers):
+        return f"job {id} trains on without; `slackwater events` says why it does not get {so_many}"
+    return f"job {id} {told or f'trains on; it has {so_many} once so many fit on the nodes'}"

@@ -20,6 +20,19 @@ def record(**changes: object) -> JobRecord:
     [
         ({"allocation": ((NodeId("w1"), 3),)}, "job grows trains with 3 workers"),
         ({}, "job grows trains on; it has 3 workers once so many fit on the nodes"),
+        (
+            {"told": "trains with 2 workers; 3 were asked for"},
+            "job grows trains with 2 workers; 3 were asked for",
+        ),
+        (
+            {"resizing": "joining", "told": "it takes free slots before jobs that wait: b"},
+            "job grows trains on; it has 3 workers once the new ones are ready; it takes free "
+            "slots before jobs that wait: b",
+        ),
+        (
+            {"workers": 0, "told": "it takes free slots before jobs that wait: b"},
+            "job grows trains on without; `slackwater events` says why it does not get 3 workers",
+        ),
         ({"state": "paused"}, "job grows is paused; it starts with 3 workers"),
         (
             {"state": "completed", "finished_s": 9.0},
@@ -28,5 +41,6 @@ def record(**changes: object) -> JobRecord:
     ],
 )
 def test_it_says_what_the_job_does_now(changes: dict[str, object], said: str) -> None:
-    """A job that ended while it was waited for was said to train on."""
-    assert _said(record(**changes), 3) == said
+    """Regression: a job that ended while it was waited for was said to train on."""
+    told = str(changes.pop("told", ""))
+    assert _said(record(**changes), 3, told) == said

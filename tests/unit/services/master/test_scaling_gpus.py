@@ -9,7 +9,7 @@ from slackwater.common.base.words import number_of
 from slackwater.schemas.base import NodeId
 from slackwater.schemas.cluster import WorkerHeartbeat
 from slackwater.schemas.gpus import Gpu
-from slackwater.schemas.job_requests import ScaleJob, SubmitJob
+from slackwater.schemas.job_requests import JobInfo, ScaleJob, SubmitJob
 
 
 def grown(harness: GpuHarness, workers: int, **fields: object) -> tuple[tuple[str, int], ...]:
@@ -97,3 +97,30 @@ def test_one_gpu_is_said_to_be_one() -> None:
     assert harness.why("c").startswith("waits for 1 GPU, 0 idle; held by a (1), b (1): ")
     asked = "trains with 1 worker; 2 were asked for: it waits for 1 more idle GPU"
     assert harness.why("a").startswith(asked)
+
+
+def test_the_answer_says_before_whom_a_job_grows() -> None:
+    """It was said nothing to whoever grew a job past the first of the queue."""
+    harness = GpuHarness(gpus=4)
+    harness.ask(SubmitJob(spec=spec("a", workers=2, gpus=2, gpus_min=2, gpus_max=8)))
+    harness.confirm("start/a")
+    for id in ("b", "c", "d", "e"):
+        harness.ask(SubmitJob(spec=spec(id, workers=8, gpus=8)))
+    harness.now_s += 1.0
+    for _ in range(2):  # Repeated, the answer is the same.
+        answer = harness.answer(ScaleJob(job="a", workers=4))
+        assert isinstance(answer, JobInfo)
+        said = "it takes idle GPUs before jobs that wait: b, c, d and 1 more"
+        assert answer.job.reason == said
+
+
+def test_the_answer_says_what_a_job_lacks() -> None:
+    harness = GpuHarness(gpus=1)
+    harness.ask(SubmitJob(spec=spec("a", workers=2, gpus=2, gpus_min=2, gpus_max=8)))
+    for node in ("n1", "n2"):
+        harness.confirm(f"start@{node}/a")
+    harness.now_s += 1.0
+    answer = harness.answer(ScaleJob(job="a", workers=4))
+    assert isinstance(answer, JobInfo)
+    assert answer.job.reason == harness.why("a")
+    assert "it waits for 2 more idle GPUs" in answer.job.reason
