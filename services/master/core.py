@@ -432,8 +432,9 @@ class Master:
         """Find out whether it is dead, and order what nobody has confirmed."""
         state = self.state
         if not job.ended:
-            reason = dead(job, state.nodes, state.config, state.begun_s, now_s) or late(job, now_s)
-            if reason and restartable(job) and self._silent(job, now_s):
+            over = late(job, now_s)
+            reason = over or dead(job, state.nodes, state.config, state.begun_s, now_s)
+            if reason and not over and restartable(job) and self._silent(job, now_s):
                 lifecycle.leave(state, job, (), now_s, reason=f"{reason}; it waits for others")
             elif reason:
                 lifecycle.end(state, job, "failed", reason, now_s)

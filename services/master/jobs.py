@@ -290,9 +290,10 @@ def dead(job: Job, nodes: Nodes, config: MasterConfig, begun_s: float, now_s: fl
 def late(job: Job, now_s: float) -> str:
     """Say that it has run for longer than it asked for; empty: it has not."""
     record, limit_s = job.record, job.record.spec.time_limit_s
-    if not limit_s or record.state not in ("starting", "running"):
+    if not limit_s or record.state not in ("starting", "running", "paused"):
         return ""
-    if record.run_s + now_s - (record.since_s or record.started_s) <= limit_s:
+    begun_s = now_s if record.state == "paused" else record.since_s or record.started_s
+    if record.run_s + now_s - begun_s <= limit_s:
         return ""
     return f"its time is over: it has run for {limit_s:g} s (time_limit_s)"
 

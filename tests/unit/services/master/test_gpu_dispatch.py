@@ -159,6 +159,41 @@ def test_a_master_that_is_killed_during_a_pause_goes_on_with_it() -> None:
     assert started(effects) == {"n1 b": ("n1/0",)}
 
 
+@pytest.mark.parametrize("limit_s", [20.0, 40.0])
+def test_a_job_whose_time_is_over_does_not_wait_for_other_gpus(limit_s: float) -> None:
+    """Red before: a job over its time limit whose node was silent paused, and waited as long as
+    there were no other GPUs; then it was started to be ended at once."""
+    harness = GpuHarness(gpus=1, node_silent_s=30.0)
+    harness.submit("b", 1)
+    harness.confirm("start/b")
+    harness.submit("a", 1, time_limit_s=limit_s)
+    harness.confirm("start/a")
+    node = harness.job("a").node
+    other = "n1" if node == "n2" else "n2"
+    for _ in range(3):
+        harness.now_s += 15.0
+        harness.hear(other)
+    harness.tick(0.0)
+    record = harness.job("a")
+    assert record.state == "failed"
+    assert record.reason == f"its time is over: it has run for {limit_s:g} s (time_limit_s)"
+
+
+def test_a_job_that_is_paused_when_its_time_is_over_ends() -> None:
+    harness = GpuHarness(gpus=1, gpu_policy="sf")
+    harness.submit("a", 2, time_limit_s=20.0)
+    for node in ("n1", "n2"):
+        harness.confirm(f"start@{node}/a")
+    harness.now_s += 20.5  # Between two ticks.
+    harness.hear()
+    harness.submit("b", 1)
+    for node in ("n1", "n2"):
+        harness.confirm(f"stop@{node}/a")
+    assert harness.job("a").state == "paused"
+    harness.tick(1.0)
+    assert harness.job("a").state == "failed"
+
+
 def test_a_job_with_gpus_goes_on_elsewhere_when_its_node_is_silent() -> None:
     """The node that comes back is told to end what it still runs of it."""
     harness = GpuHarness(node_silent_s=30.0)
