@@ -6,19 +6,18 @@ mount. Expected errors are one line on stderr and an exit code.
 
 import re
 import sys
-from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Annotated, Any, Final, get_args, get_type_hints
 
 import msgspec
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from slackwater.common.base import limits
 from slackwater.common.base.errors import ConfigRejected, Rejected, SlackwaterError
+from slackwater.loadgen.cli.runs import bars, writing
 from slackwater.loadgen.simulator.gpu import audit as auditor
 from slackwater.loadgen.simulator.gpu import eventlog
 from slackwater.loadgen.simulator.gpu.build import refuse_ignored
@@ -30,7 +29,7 @@ from slackwater.loadgen.simulator.gpu.prepare import (
     selected,
 )
 from slackwater.loadgen.simulator.gpu.report import confidence, write_report
-from slackwater.loadgen.simulator.gpu.runner import RunReport, Task, run_all, tasks_of
+from slackwater.loadgen.simulator.gpu.runner import RunReport, run_all, tasks_of
 from slackwater.loadgen.simulator.options import PRESETS, Options
 from slackwater.loadgen.traces import read
 from slackwater.services.master.scheduling import registry
@@ -63,11 +62,12 @@ def simulate(
     if report is not None:
         _begin(report)
     tasks = tasks_of(options, report)
-    with _progress(tasks, len(prepared.jobs), progress and not as_json) as tick:
+    names = [f"{task.policy} #{task.seed}" for task in tasks]
+    with bars(names, len(prepared.jobs), progress and not as_json) as tick:
         flat = run_all(tasks, processes, tick, {options.seed: prepared.jobs})
     reports = [flat[i : i + options.seeds] for i in range(0, len(flat), options.seeds)]
     if report is not None:
-        with _writing(report):
+        with writing(report):
             write_report(report, options, prepared, reports)
     _print(reports, as_json, report)
     for note in prepared.notes:
@@ -87,41 +87,12 @@ def _refuse_slips(options: Options, report: Path | None) -> None:
 
 def _begin(report: Path) -> None:
     """Write to the folder before the runs: a full run is too late to find out."""
-    with _writing(report):
-        report.mkdir(parents=True, exist_ok=True)
+    with writing(report):
         (report / "summary.json").write_bytes(b"")
-
-
-@contextmanager
-def _writing(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise Rejected(
-            f"--report {folder}: cannot be written ({error.strerror}); name another folder"
-        ) from error
 
 
 def _console() -> Console:
     return Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS)
-
-
-@contextmanager
-def _progress(tasks: list[Task], jobs: int, shown: bool) -> Any:
-    if not (shown and sys.stderr.isatty()):
-        yield None
-        return
-    columns = (
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
-        TextColumn("day {task.fields[day]:.1f}"), TimeElapsedColumn(),
-    )  # fmt: skip
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        rows = {t.number: bar.add_task(f"{t.policy} #{t.seed}", total=jobs, day=0.0) for t in tasks}
-
-        def tick(number: int, done: int, now_s: float) -> None:
-            bar.update(rows[number], completed=done, day=now_s / 86400)
-
-        yield tick
 
 
 def _print(reports: list[list[RunReport]], as_json: bool, folder: Path | None) -> None:

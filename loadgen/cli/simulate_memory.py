@@ -14,7 +14,8 @@ from typing import Any, Final
 import msgspec
 from rich.console import Console
 
-from slackwater.common.base.errors import ConfigRejected, Rejected
+from slackwater.common.base.errors import ConfigRejected
+from slackwater.loadgen.cli.runs import writing
 from slackwater.loadgen.simulator.memory.eviction import Point, figure
 from slackwater.loadgen.simulator.memory.report import Reported, comparison, write_report
 from slackwater.loadgen.simulator.memory.run import (
@@ -71,13 +72,8 @@ def simulate_memory(
         runs.append((outcome, found))
     points = figure(options.seed)
     if report is not None:
-        try:
-            report.mkdir(parents=True, exist_ok=True)
+        with writing(report):
             write_report(report, options, settings, runs, points)
-        except OSError as error:
-            raise Rejected(
-                f"--report {report}: cannot be written ({error.strerror}); name another folder"
-            ) from error
     return runs, points
 
 

@@ -5,9 +5,8 @@ then trains over the pool while it has them (profiles.py). Every policy gets the
 """
 
 import multiprocessing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
 from functools import partial
 from math import inf
 from os import cpu_count
@@ -16,10 +15,10 @@ from typing import Final
 
 import msgspec
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from slackwater.common.base.errors import ConfigRejected, Rejected
 from slackwater.loadgen import models
+from slackwater.loadgen.cli.runs import Tick, bars, writing
 from slackwater.loadgen.simulator.gpu.build import build_cluster
 from slackwater.loadgen.simulator.gpu.cluster import Cluster
 from slackwater.loadgen.simulator.gpu.jobmodels.registry import make_model
@@ -35,8 +34,6 @@ from slackwater.services.controller.policies import load_policy
 
 POLICIES: Final = ("static", "cyclic", "edf")
 SMALLEST_GPUS: Final = 2
-
-Tick = Callable[[int, int, float], None]
 
 
 def settings_for(options: Options, policy: str) -> PoolSettings:
@@ -88,7 +85,7 @@ def simulate_pool(
     prepared = prepare(plain, options.seed)
     jobs = pool_jobs(options, prepared)
     processes = min(processes or cpu_count() or 1, len(options.policies))
-    with _bars(options.policies, len(jobs), progress and not as_json) as tick:
+    with bars(options.policies, len(jobs), progress and not as_json) as tick:
         outcomes = _run_all(options, settings, jobs, processes, tick)
     runs: list[Reported] = []
     for outcome in outcomes:
@@ -96,13 +93,8 @@ def simulate_pool(
         limit = settings[outcome.policy].loss_limit
         runs.append((outcome, found, summarize(outcome, jobs, found, limit)))
     if report is not None:
-        try:
-            report.mkdir(parents=True, exist_ok=True)
+        with writing(report):
             write_report(report, origin(options, prepared), settings, runs)
-        except OSError as error:
-            raise Rejected(
-                f"--report {report}: cannot be written ({error.strerror}); name another folder"
-            ) from error
     return runs
 
 
@@ -146,22 +138,3 @@ def _run_all(
 
 def _run_one(name: str, jobs: list[PoolJob], settings: PoolSettings, seed: int) -> bytes:
     return msgspec.msgpack.encode(PoolRun(name, jobs, settings, seed).run())
-
-
-@contextmanager
-def _bars(names: Sequence[str], jobs: int, shown: bool) -> Iterator[Tick | None]:
-    console = Console(stderr=True)
-    if not shown or not console.is_terminal:
-        yield None
-        return
-    columns = (
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
-        TextColumn("day {task.fields[day]:.1f}"), TimeElapsedColumn(),
-    )  # fmt: skip
-    with Progress(*columns, console=console) as bar:
-        rows = [bar.add_task(name, total=jobs, day=0.0) for name in names]
-
-        def tick(number: int, done: int, now_s: float) -> None:
-            bar.update(rows[number], completed=done, day=now_s / 86400)
-
-        yield tick
