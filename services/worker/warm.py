@@ -27,6 +27,7 @@ from slackwater.services.worker.containment import CGROUP, MARK
 from slackwater.services.worker.environment import inherited
 from slackwater.services.worker.gone import gone
 from slackwater.services.worker.processes import Intent, RankFiles
+from slackwater.services.worker.warm_program import DESCRIPTORS_MAX, REQUEST_BYTES_MAX
 
 _log = structlog.get_logger()
 FORK_S: Final = 1.0
@@ -192,6 +193,8 @@ class Warm:
         return "leader" in answer
 
     async def _asked(self, request: bytes, descriptors: Sequence[int]) -> dict[str, str]:
+        if len(request) > REQUEST_BYTES_MAX or len(descriptors) > DESCRIPTORS_MAX:
+            return {"cold": f"{len(request)} bytes and {len(descriptors)} files are too many"}
         control, process = self._control, self._process
         if control is None or process is None:
             return {"cold": "the warm process is not there yet"}

@@ -364,6 +364,19 @@ async def test_a_warm_process_that_does_not_answer_is_replaced_and_the_rank_star
     await soon(lambda: gone(process.pid), "it was killed")
 
 
+async def test_a_request_that_is_too_large_starts_cold_and_leaves_the_warm_process_alone(
+    bench: Bench,
+) -> None:
+    """Red before: it took what fitted of the request, and ended. Each such job cost the others what
+    importing torch takes, and more each time."""
+    process = bench.warm._process
+    large = {f"LONG_{n}": "x" * 4096 for n in range(36)}  # 144 KiB: sockets take up to 208.
+    with pytest.raises(NotForkedError):
+        await bench.start("warm", "pass", env=large)
+    assert (await bench.run("warm", "print(1 + 1)")) == (0, "2\n")
+    assert bench.warm._process is process
+
+
 async def test_what_lies_beside_a_program_in_place_of_an_import_makes_it_start_cold(
     bench: Bench,
 ) -> None:
