@@ -51,6 +51,11 @@ class Containment:
             folder.mkdir(exist_ok=True)
         return {MARK: mark, CGROUP: str(folder)}
 
+    def drop(self, job: str, rank: int, number: int) -> None:
+        """Remove the cgroup of a process that was not started."""
+        if self._parent is not None:
+            cgroup.removed(self._parent / (_PREFIX + self._mark(job, rank, number)))
+
     def kill(self, job: str, rank: int, number: int) -> bool:
         """Kill all that the rank has now. False: it had nothing any more."""
         mark = self._mark(job, rank, number)

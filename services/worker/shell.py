@@ -300,6 +300,7 @@ class Processes:
     def _not_started(self, intent: Intent, error: Exception) -> None:
         self._accounts.free(RankFiles(self._state_dir, intent.job, intent.rank))
         self._venvs.release((intent.job, intent.rank, intent.attempt))
+        self._containment.drop(intent.job, intent.rank, intent.attempt)
         code, reason = CODE_GPU_HELD, str(error)
         if isinstance(error, CodeMissing):
             code = 127

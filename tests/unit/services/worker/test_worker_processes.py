@@ -4,12 +4,20 @@ import os
 import signal
 import subprocess
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from tests.waiting import eventually
 
+from slackwater.common.bus.memory import MemoryBroker
+from slackwater.schemas.base import JobId, NodeId
+from slackwater.services.worker.config import WorkerConfig
+from slackwater.services.worker.containment import Containment
+from slackwater.services.worker.effects import RunRank
 from slackwater.services.worker.events import Found
+from slackwater.services.worker.gpus import Inventory
 from slackwater.services.worker.processes import CODE_UNKNOWN, Intent, RankFiles, find
+from slackwater.services.worker.shell import Processes
 
 LOG_BYTES_MAX = 8 * 1024**2
 
@@ -68,6 +76,23 @@ def test_a_program_runs_in_the_folder_that_was_asked_for(tmp_path: Path) -> None
         files.path(name).unlink()
     (found,) = find(tmp_path)
     assert (found.state, found.folder) == ("intended", str(folder))
+
+
+async def test_a_rank_that_is_not_started_leaves_no_cgroup(tmp_path: Path) -> None:
+    """Red before: an empty one stayed until the service was started anew."""
+    config = WorkerConfig(state_dir=str(tmp_path / "state"), warm="off", cgroups=False)
+    inventory = Inventory(config, NodeId("w1"), None)
+    processes = Processes(config, inventory, MemoryBroker(seed=1).connect("w1"))
+    processes._port = port = Mock()
+    parent = tmp_path / "cgroups"
+    parent.mkdir()
+    processes._containment = Containment(tmp_path / "state", parent)
+    elsewhere = str(tmp_path / "elsewhere")
+    processes.run(RunRank(JobId("j1"), 0, 3, 1, ("python", "train.py"), elsewhere, ()))
+    assert [*parent.iterdir()]
+    await processes._tasks.ended()
+    assert "elsewhere" in port.post.call_args[0][0].result
+    assert not [*parent.iterdir()]
 
 
 def test_a_folder_that_the_node_lacks_is_named(tmp_path: Path) -> None:
