@@ -171,6 +171,16 @@ class Job:
         attempt = "" if record.attempt == record.run else f"-{record.attempt}"
         return Order(verb, f"{attempt}@{node}" if len(record.allocation) > 1 else attempt)
 
+    def concerns_now(self, what: Order) -> bool:
+        """Tell whether an order to start is about the present attempt: its answer may come late."""
+        record = self.record
+        match what.verb:
+            case "prepare" | "start":
+                return any(what == self.order(what.verb, node) for node, _ in record.allocation)
+            case "join":
+                return any(what == self.join_order(int(rank)) for rank in record.joins)
+        return True
+
     @property
     def unstarted(self) -> list[NodeId]:
         """The nodes that have not said yet that they started it, and have ranks to start."""

@@ -221,7 +221,12 @@ def carried_out(state: State, job: Job, what: Order, answer: Message, now_s: flo
         if what.verb == "stop":
             on_processes_gone(state, job, now_s)
         _settle(state, job)
-    elif what.verb in TO_START and refused.retry_after_s == 0.0 and not job.ended:
+    elif (
+        what.verb in TO_START
+        and refused.retry_after_s == 0.0
+        and not job.ended
+        and job.concerns_now(what)
+    ):
         end(state, job, "failed", f"it cannot be started: {refused.reason}", now_s)
     else:
         fields = {"what": str(what), "job": job.id, "reason": refused.reason}

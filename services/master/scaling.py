@@ -418,7 +418,7 @@ def carried_out(state: State, job: Job, what: Order, answer: Message, now_s: flo
     """Take the final answer to an order about the job's processes."""
     refused = answer if isinstance(answer, Refused) else None
     if what.verb == "join" and refused is not None and refused.retry_after_s == 0.0:
-        if job.record.resizing == "joining":
+        if job.record.resizing == "joining" and job.concerns_now(what):
             give_up(state, job, f"a rank cannot be started: {refused.reason}", now_s)
         return
     lifecycle.carried_out(state, job, what, answer, now_s)

@@ -7,7 +7,7 @@ from tests.unit.services.master.test_gpu_dispatch import GpuHarness
 from tests.unit.services.master.test_master_core import orders
 
 from slackwater.common.base.effects import Answered, Effect, Publish, RefusedSoFar, Request
-from slackwater.schemas.base import JobId, Message, NodeId, Ok, Refused
+from slackwater.schemas.base import CONFLICT, JobId, Message, NodeId, Ok, Refused
 from slackwater.schemas.job_requests import PauseJob, ResumeJob
 from slackwater.schemas.jobs import JobEvent
 from slackwater.schemas.workers import (
@@ -116,6 +116,27 @@ def test_nodes_get_the_virtual_environment_and_the_time_to_fetch_it() -> None:
         effects = harness.answer_prepare(node, Prepared(host=node, port=1))
     starts = [m for m in orders(effects) if isinstance(m, StartWorkers)]
     assert [start.venv for start in starts] == ["e" * 64] * 2
+
+
+def test_a_refusal_of_an_attempt_that_was_given_up_does_not_fail_the_job() -> None:
+    """Red before: a node that answered too late, and then refused for good, failed a job that went
+    on elsewhere by then, or waited for other GPUs."""
+    harness = Asked()
+    harness.submit("a", 4)
+    harness.answer_prepare("n1", Prepared(host="n1.example", port=1))
+    harness.tick(1.0)
+    harness.hear()
+    harness.tick(STEP_S)
+    harness.confirm("stop@n1/a")
+    gone = "n2: attempt 0 of job a was given up"
+    for again in range(2):
+        harness.answer_prepare("n2", Refused(reason=gone, code=CONFLICT))
+        record = harness.job("a")
+        assert (record.state, record.attempt) == (("paused", "starting")[again], 1)
+        harness.hear()
+        harness.tick(FIRST_AVOIDED_S + 1.0)
+    harness.answer_prepare("n2", Refused(reason="n2: there is no script"), attempt="-1")
+    assert harness.job("a").state == "failed"
 
 
 def test_a_gang_whose_ranks_one_node_does_not_start_is_stopped_everywhere() -> None:
