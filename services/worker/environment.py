@@ -15,6 +15,7 @@ from slackwater.common.base import limits
 from slackwater.common.bus.access import VARIABLES
 from slackwater.schemas.base import RUN_ATTEMPTS, NodeId
 from slackwater.schemas.gpus import described, held
+from slackwater.services.worker.code import script_digest
 from slackwater.services.worker.config import WorkerConfig
 from slackwater.services.worker.effects import RunRank
 from slackwater.services.worker.stacks import python_path
@@ -132,6 +133,15 @@ def cannot_start(
     if is_script and not os.path.isfile(os.path.join(folder, script)):
         return f"there is no script {script} in {folder or os.getcwd()}; {remedy}"
     return ""
+
+
+def look(
+    program: tuple[str, ...], folder: str, path: str | None, venv: str = ""
+) -> tuple[str, str]:
+    """Return why the program cannot be started here, or the digest of its code. The folder is a
+    user's: where its file system does not answer, this does not return."""
+    why = cannot_start(program, folder, path, venv)
+    return why, "" if why else script_digest(program, folder)
 
 
 def short_of_room(state_dir: Path) -> str:

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -34,7 +35,7 @@ from slackwater.schemas.relay import RelayHello
 from slackwater.schemas.workers import PrepareWorkers, StartWorkers, StopWorkers, room_s
 from slackwater.services.worker import stacks
 from slackwater.services.worker.accounts import Accounts, at_home, give, make_room
-from slackwater.services.worker.code import CodeMissing, CodeStore, script_digest
+from slackwater.services.worker.code import CodeMissing, CodeStore
 from slackwater.services.worker.config import WorkerConfig
 from slackwater.services.worker.containment import Containment
 from slackwater.services.worker.core import WorkerCore
@@ -50,7 +51,7 @@ from slackwater.services.worker.effects import (
     WatchRank,
     WorkerAction,
 )
-from slackwater.services.worker.environment import cannot_start, rank_environment, short_of_room
+from slackwater.services.worker.environment import look, rank_environment, short_of_room
 from slackwater.services.worker.events import (
     JobsPruned,
     ProcessesFound,
@@ -75,10 +76,11 @@ from slackwater.services.worker.pruning import Pruner, Retention
 from slackwater.services.worker.relay import Relay
 from slackwater.services.worker.tokens import is_token, open_ticket
 from slackwater.services.worker.venvs import VenvStore
-from slackwater.services.worker.warm import Warm
+from slackwater.services.worker.warm import Warm, at_once
 
 _log = structlog.get_logger()
 _POLL_S = 0.005
+LOOKS_MAX: Final = 4
 RELAY: Final = "relay.sock"
 """The socket of programs, in the service's state folder."""
 CODE_GPU_HELD = 126
@@ -119,7 +121,9 @@ class Processes:
         self._ports = KeptPorts()
         self._watched: dict[tuple[str, int], _Watched] = {}
         self._tasks = Tasks(self._failed)
-        self.warm = Warm(config, begins=_warm_at_once(config, inventory))
+        self._looks = ThreadPoolExecutor(LOOKS_MAX, "look")
+        """Looks at users' folders, which may be on a file server that does not answer."""
+        self.warm = Warm(config, begins=at_once(config, inventory.watched))
         self._starting: dict[tuple[str, int], bool | None] = {}
         """Ranks whose first process is not known yet, with the signal that is due then; True: a
         kill."""
@@ -135,6 +139,7 @@ class Processes:
 
     async def stop(self) -> None:
         await self._tasks.close()
+        self._looks.shutdown(wait=False, cancel_futures=True)
         self._ports.close()
         await self._relay.stop()
 
@@ -199,19 +204,19 @@ class Processes:
         return ProcessesFound(found)
 
     async def look_at_program(self, effect: LookAtProgram) -> ProgramLooked:
-        why, folder = "", self._code.folder(effect.job, effect.pack, effect.folder)
+        folder = self._code.folder(effect.job, effect.pack, effect.folder)
+        loop = asyncio.get_running_loop()
         try:
             await self._venvs.provide(effect.venv)
             await self._code.provide(effect.job, effect.pack)
+            asked = effect.program, folder, effect.path, self._venvs.folder(effect.venv)
+            why, digest = await loop.run_in_executor(self._looks, look, *asked)
         except CodeMissing as error:
-            why = str(error)
-        venv = self._venvs.folder(effect.venv)
-        why = why or cannot_start(effect.program, folder, effect.path, venv)
+            why, digest = str(error), ""
         host, now_s = self._config.address or socket.gethostname(), time.monotonic()
         ranks = (*self._watched, *self._starting)
         kept_s = room_s(effect.pack, effect.venv)
         port = self._ports.take(effect.job, effect.attempt, ranks, now_s, kept_s)
-        digest = "" if why else script_digest(effect.program, folder)
         return ProgramLooked(effect.token, effect.job, effect.attempt, why, host, port, digest)
 
     def run(self, effect: RunRank) -> None:
@@ -429,9 +434,6 @@ async def _logged(files: RankFiles) -> None:
         await asyncio.sleep(_POLL_S)
 
 
-def _warm_at_once(config: WorkerConfig, inventory: Inventory) -> bool:
-    """Tell whether the warm process is made before a rank wants it: it costs seconds of a core."""
-    return config.warm == "on" or (config.warm == "auto" and inventory.watched)
 
 
 def definition(config: WorkerConfig, world: World) -> ServiceDefinition:

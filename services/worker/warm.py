@@ -77,6 +77,12 @@ def why_cold(program: Sequence[str], asked: Mapping[str, str], given: Mapping[st
     return ""
 
 
+def at_once(config: WorkerConfig, watched: bool) -> bool:
+    """Tell whether the warm process is made before a rank wants it: it costs seconds of a core.
+    `watched`: there are real GPUs."""
+    return config.warm == "on" or (config.warm == "auto" and watched)
+
+
 def imports(config: WorkerConfig) -> str:
     """Name what the warm process imports: what is configured, or what is installed of it."""
     if config.warm_imports:

@@ -8,8 +8,7 @@ import pytest
 from slackwater.schemas.base import NodeId
 from slackwater.services.worker.config import WorkerConfig
 from slackwater.services.worker.gpus import Device, Inventory
-from slackwater.services.worker.shell import _warm_at_once
-from slackwater.services.worker.warm import imports, why_cold
+from slackwater.services.worker.warm import at_once, imports, why_cold
 
 GIVEN = {"PATH": "/bin", "OMP_NUM_THREADS": "2", "PYTHONUNBUFFERED": "1"}
 
@@ -59,7 +58,7 @@ class Machine:
 
 
 @pytest.mark.parametrize(
-    ("warm", "gpus", "driver", "at_once"),
+    ("warm", "gpus", "driver", "begins"),
     [
         ("auto", "auto", Machine(), True),
         ("auto", "auto", None, False),
@@ -69,10 +68,10 @@ class Machine:
     ],
 )
 def test_a_node_with_gpus_of_a_driver_warms_up_before_its_first_job(
-    warm: str, gpus: int | str, driver: Machine | None, at_once: bool, tmp_path: Path
+    warm: str, gpus: int | str, driver: Machine | None, begins: bool, tmp_path: Path
 ) -> None:
     config = WorkerConfig(warm=warm, gpus=gpus, state_dir=str(tmp_path))  # type: ignore[arg-type]
-    assert _warm_at_once(config, Inventory(config, NodeId("n"), driver)) == at_once
+    assert at_once(config, Inventory(config, NodeId("n"), driver).watched) == begins
 
 
 def test_what_is_configured_is_imported_and_nothing_else() -> None:

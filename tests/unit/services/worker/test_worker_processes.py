@@ -1,8 +1,10 @@
 """Job processes on disk: what a service that was killed finds when it comes back."""
 
+import asyncio
 import os
 import signal
 import subprocess
+import threading
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -13,7 +15,7 @@ from slackwater.common.bus.memory import MemoryBroker
 from slackwater.schemas.base import JobId, NodeId
 from slackwater.services.worker.config import WorkerConfig
 from slackwater.services.worker.containment import Containment
-from slackwater.services.worker.effects import RunRank
+from slackwater.services.worker.effects import LookAtProgram, RunRank
 from slackwater.services.worker.events import Found
 from slackwater.services.worker.gpus import Inventory
 from slackwater.services.worker.processes import CODE_UNKNOWN, Intent, RankFiles, find
@@ -76,6 +78,30 @@ def test_a_program_runs_in_the_folder_that_was_asked_for(tmp_path: Path) -> None
         files.path(name).unlink()
     (found,) = find(tmp_path)
     assert (found.state, found.folder) == ("intended", str(folder))
+
+
+async def test_a_folder_that_does_not_answer_holds_up_nothing_but_its_own_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Red before: a file server that was away stopped the whole service, heartbeats included, and
+    with it every job of its node."""
+    back = threading.Event()
+
+    def is_folder(path: str) -> bool:
+        return back.wait(30) if path.startswith("/away") else True
+
+    monkeypatch.setattr(os.path, "isdir", is_folder)
+    config = WorkerConfig(state_dir=str(tmp_path), warm="off", cgroups=False)
+    inventory = Inventory(config, NodeId("w1"), None)
+    processes = Processes(config, inventory, MemoryBroker(seed=1).connect("w1"))
+    away = [LookAtProgram(n, JobId(f"j{n}"), 0, ("/bin/true",), "/away", None) for n in range(9)]
+    looks = [asyncio.create_task(processes.look_at_program(each)) for each in away]
+    async with asyncio.timeout(20):
+        assert await asyncio.to_thread(lambda: True), "what others do off the loop goes on, too"
+    assert not any(look.done() for look in looks)
+    back.set()
+    assert {look.token for look in await asyncio.gather(*looks)} == set(range(9))
+    await processes.stop()
 
 
 async def test_a_rank_that_is_not_started_leaves_no_cgroup(tmp_path: Path) -> None:
