@@ -26,6 +26,7 @@ from slackwater.common.bus.access import Access
 from slackwater.common.bus.base import Delivery
 from slackwater.common.domains.slots.consistency import staleness_bound
 from slackwater.common.domains.slots.folding import replay
+from slackwater.common.domains.slots.tokens import process_token
 from slackwater.common.shell.simulated_loop import SimLoop
 from slackwater.common.shell.world import SimWorld
 from slackwater.common.transport.memory import MemoryChannel, MemoryFabric
@@ -102,13 +103,13 @@ class Cluster(Lives):
     def endpoint(self, id: str) -> Endpoint:
         return Endpoint(aggregator=AggregatorId(id), addresses=(("memory", id),))
 
-    async def locate(self) -> Located:
+    async def locate(self, rank: int) -> Located:
         await asyncio.sleep(self.rng.choice((1e-3, 1e-2)))
         if self.rng.random() < 0.1:
             raise Unavailable("the controller is away", 0.05)
         return Located(
             job=self.plan.job,
-            plan=self.plan,
+            plan=msgspec.structs.replace(self.plan, token=process_token(self.plan.token, rank, 0)),
             buckets=LAYOUTS,
             places=tuple(self.places),
             endpoints=tuple(map(self.endpoint, HOMES)),
@@ -201,8 +202,12 @@ class Rank:
         parts._loop = asyncio.get_running_loop()
         parts._fabrics = {"memory": MemoryFabric(cluster.network, mapped=cluster.shared)}
         parts._begin(cluster.clock)
-        parts._control = cluster
+        parts._control = self
         session._apply(session._core.start(cluster.clock.now_s()))
+
+    async def locate(self) -> Located:
+        """Answer as the session's control does."""
+        return await self.cluster.locate(self.rank)
 
     async def repeat(self) -> None:
         """Repeat as the Agent's thread does; without it a lost frame's loss would be for ever."""
