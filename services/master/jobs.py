@@ -101,6 +101,9 @@ class Job:
     """When their start was ordered."""
     resting: set[int] = field(default_factory=set)
     """Ranks that died and are not to be started again yet."""
+    rests: bool = False
+    """One of its ranks died, which meet without aggregators, and it is not to be started again
+    yet."""
     died_s: dict[int, float] = field(default_factory=dict)
     """When ranks died last that this master had started again."""
     suspicion: Suspicion | None = None

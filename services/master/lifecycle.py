@@ -129,7 +129,10 @@ def advance(state: State, job: Job) -> None:
 
 
 def ready(state: State, job: Job) -> bool:
-    """Tell whether all others have left the GPUs that it is given."""
+    """Tell whether all others have left the GPUs that it is given, and it does not wait after one
+    of its ranks died."""
+    if job.rests:
+        return False
     ids = (id for ids in job.record.gpu_ids.values() for id in ids)
     return all(len(state.holders[id]) == 1 for id in ids)
 
@@ -270,7 +273,7 @@ def _runs_once_started(state: State, job: Job, now_s: float) -> None:
     if job.record.state == "starting" and not job.unprepared and not job.unstarted:
         if job.handed_s is not None:
             job.starting_s = now_s - job.handed_s
-        state.change(job, now_s, "running", state="running", begun_s=now_s)
+        state.change(job, now_s, "running", state="running", begun_s=now_s, reason="")
 
 
 def on_iterations(job: Job, message: IterationsObserved, now_s: float) -> None:
@@ -284,15 +287,18 @@ def on_iterations(job: Job, message: IterationsObserved, now_s: float) -> None:
         job.starting_s = max(job.starting_s, trained_s - job.handed_s)
 
 
-def leave(state: State, job: Job, planned: NodeAllocation, now_s: float, **changes: Any) -> None:
-    """Intend that the job leaves what it holds, and what it goes on with; empty: it pauses."""
+def leave(
+    state: State, job: Job, planned: NodeAllocation, now_s: float, fact: str = "", **changes: Any
+) -> None:
+    """Intend that the job leaves what it holds, and what it goes on with; empty: it pauses.
+    `fact`: it is told; left out: what follows from `planned`."""
     record = job.record
     changes |= used(record, now_s) if record.state != "stopping" else {"since_s": now_s}
     changes |= count_use(state, job, None, now_s)
     changes |= AS_ALL_COUNT
     if record.state != "stopping":
         job.left_s = now_s
-    fact = "resized" if planned else "stopping"
+    fact = fact or ("resized" if planned else "stopping")
     state.change(job, now_s, fact, state="stopping", planned=planned, **changes)
 
 
@@ -319,8 +325,7 @@ def on_processes_gone(state: State, job: Job, now_s: float) -> None:
             changes |= {"state": "paused", "allocation": (), "ran_on": record.allocation}
         other_size = goes_on and held(record.planned) != held(record.allocation)
         scales = record.spec.gpus or record.spec.elastic
-        alone = record.spec.gpus and record.cluster is None
-        if (scales and other_size) or alone:
+        if (scales and other_size) or meets_alone(record):
             changes["results"] = {}  # Ranks that meet without aggregators need all others.
         state.change(job, now_s, "starting" if goes_on else "paused", **changes)
     elif job.ended and record.gpu_ids and not job.unstopped:
@@ -329,6 +334,11 @@ def on_processes_gone(state: State, job: Job, now_s: float) -> None:
         return
     advance(state, job)
     start_ready(state)
+
+
+def meets_alone(record: JobRecord) -> bool:
+    """Tell whether its ranks meet without aggregators: each of them needs all others."""
+    return bool(record.spec.gpus) and record.cluster is None
 
 
 def _measured(job: Job, now_s: float) -> dict[str, Any]:

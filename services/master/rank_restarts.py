@@ -5,6 +5,10 @@ Pure. How often each rank was started again is in the job's record before anythi
 each order names the attempt, so that whoever is killed in between, no attempt runs twice and none
 is left out. The others wait meanwhile; the aggregators keep parameters and optimiser state, and the
 new process goes on where the job is.
+
+Ranks that meet without aggregators (torch.distributed) cannot take a new one in: all of them are
+stopped, and started again as the job's next attempt on the same GPUs, from its last checkpoint.
+That counts as one restart, and the ends of the others as consequences.
 """
 
 import signal
@@ -14,9 +18,10 @@ from slackwater.common.base.effects import StartTimer
 from slackwater.common.base.words import number_of
 from slackwater.schemas.base import COUNT_MAX
 from slackwater.schemas.workers import WorkerExited
+from slackwater.services.master.gangs import processes
 from slackwater.services.master.jobs import Job
 from slackwater.services.master.keys import RankDue
-from slackwater.services.master.lifecycle import advance, end
+from slackwater.services.master.lifecycle import advance, end, leave, meets_alone
 from slackwater.services.master.state import State
 
 FIRST_WAIT_S: Final = 0.5
@@ -38,21 +43,35 @@ def rank_died(state: State, job: Job, exited: WorkerExited, now_s: float) -> Non
         end(state, job, "failed", reason, now_s)
         return
     attempt = min(exited.attempt, COUNT_MAX - 1) + 1
-    state.change(job, now_s, restarts=made | {rank: attempt})
-    wait_s = min(WAIT_S_MAX, FIRST_WAIT_S * 2.0 ** min(attempt - 1, 16))
+    restarts = made | {rank: attempt}
+    together = meets_alone(job.record) and processes(job.record) > 1
+    wait_s = _wait_s(total + 1 if together else attempt)
+    which = "all ranks are started again" if together else "it is started again"
     left = f"{total + 1} of {number_of(allowed, 'restart')}"
-    told = f"{reason}; it is started again in {wait_s:g} s ({left})"
-    state.tell(job, "rank-restarted", now_s, told)
-    job.resting.add(exited.rank)
+    told = f"{reason}; {which} in {wait_s:g} s ({left})"
+    if together:
+        job.rests = True
+        same = job.record.allocation
+        leave(state, job, same, now_s, "rank-restarted", reason=told, restarts=restarts)
+        advance(state, job)
+    else:
+        state.change(job, now_s, restarts=restarts)
+        state.tell(job, "rank-restarted", now_s, told)
+        job.resting.add(exited.rank)
     job.died_s[exited.rank] = now_s
     job.missing_since_s.pop(exited.rank, None)
     state.out.append(StartTimer(RankDue(job.id, exited.rank), now_s + wait_s))
 
 
+def _wait_s(times: int) -> float:
+    return min(WAIT_S_MAX, FIRST_WAIT_S * 2.0 ** min(times - 1, 16))
+
+
 def on_delay_over(state: State, key: RankDue) -> None:
-    """Start the rank again when its timer fires."""
+    """Start the rank again when its timer fires, or all of them."""
     job = state.jobs.get(key.job)
-    if job is not None and key.rank in job.resting:
+    if job is not None and (job.rests or key.rank in job.resting):
+        job.rests = False
         job.resting.discard(key.rank)
         advance(state, job)
 
