@@ -45,6 +45,8 @@ def rank_died(state: State, job: Job, exited: WorkerExited, now_s: float) -> Non
     attempt = min(exited.attempt, COUNT_MAX - 1) + 1
     restarts = made | {rank: attempt}
     together = meets_alone(job.record) and processes(job.record) > 1
+    if together and job.record.state not in ("starting", "running"):
+        return  # It holds nothing: no rank of it can die.
     wait_s = _wait_s(total + 1 if together else attempt)
     which = "all ranks are started again" if together else "it is started again"
     left = f"{total + 1} of {number_of(allowed, 'restart')}"

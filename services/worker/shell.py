@@ -434,8 +434,6 @@ async def _logged(files: RankFiles) -> None:
         await asyncio.sleep(_POLL_S)
 
 
-
-
 def definition(config: WorkerConfig, world: World) -> ServiceDefinition:
     node = NodeId(config.node or config.id)
     core = WorkerCore(node, config.slots, config.stop_grace_s, config.keep_jobs)

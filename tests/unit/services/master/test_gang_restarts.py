@@ -71,6 +71,15 @@ def test_the_restarts_of_a_gang_are_counted_and_wait_longer_each_time() -> None:
     assert record.reason.endswith("SIGKILL) (after 3 of 3 restarts)")
 
 
+def test_a_death_that_is_told_of_a_waiting_gang_restarts_nothing() -> None:
+    """Red before: what nobody sends ended the master's step."""
+    harness = GpuHarness()
+    harness.submit("a", 8, restarts=2)
+    assert harness.job("a").state == "pending"
+    assert orders(harness.ask(exited(1))) == []
+    assert (harness.job("a").state, harness.job("a").restarts) == ("pending", {})
+
+
 def test_a_gang_whose_ranks_end_slowly_begins_once_they_have() -> None:
     harness = running(restarts=1)
     harness.ask(exited(1))
