@@ -85,6 +85,8 @@ OWN_ENV: Final = "SLACKWATER_"
 
 CHECKPOINT_VARIABLE: Final = "SLACKWATER_CHECKPOINT"
 """Tells a program the folder of its checkpoints."""
+AGGREGATE_VARIABLE: Final = "SLACKWATER_AGGREGATE"
+"""Tells a program what `JobSpec.aggregate` says, unless that is "auto"."""
 
 
 CodeDigest = Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{64})?\Z")]
@@ -146,8 +148,8 @@ class UpdateRule(Record, kw_only=True, frozen=True):
     These are the values of a push that carries none of its own (see slots.Hyper).
     """
 
-    name: Literal["sgd", "momentum", "nesterov", "adam", "adamw", "adagrad"] = "sgd"
-    """The rule."""
+    name: Literal["sgd", "momentum", "nesterov", "adam", "adamw", "adagrad", "sum"] = "sgd"
+    """The rule. `sum`: workers get the sum of their gradients, and take the step themselves."""
     learning_rate: Single = 0.01
     """The step, for every rule."""
     momentum: Single = 0.9
@@ -215,6 +217,9 @@ class JobSpec(Record, kw_only=True, frozen=True):
     """Iterations that a worker may be ahead of the slowest, if stale-synchronous."""
     seed: Count = 0
     """The seed of what an emulated program draws."""
+    aggregate: Literal["auto", "on", "off"] = "auto"
+    """Whether aggregators add up the gradients of a model that its program wraps in PyTorch's
+    DistributedDataParallel. "auto": where they can; "on": or it fails; "off": they do not."""
     aggregation: Aggregation | None = None
     """How it shares aggregators, by a placement policy's name; left out: as its cluster does."""
     tenant: Tenant = ""
@@ -408,6 +413,12 @@ class JobRecord(Record, kw_only=True, frozen=True):
     reallocation_s: Seconds = 0.0
     """Seconds in which it does not train when it changes its GPUs, as measured of it and smoothed;
     0: not measured yet."""
+    placement: Run = 0
+    """The number under which controllers place its tensors: one more with every run, and with every
+    attempt of a job that `sums`."""
+    sums: bool = False
+    """Its aggregators add gradients up and keep nothing: its programs take the steps, and all its
+    ranks must begin an attempt together."""
     skew: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.0
     """The largest tensor's part of its model, as its Agents registered it; 0: not known yet."""
     usage: Annotated[tuple[DayUse, ...], msgspec.Meta(max_length=JOB_DAYS_MAX)] = ()
@@ -442,11 +453,15 @@ class JobRecord(Record, kw_only=True, frozen=True):
 
 def upgraded(record: JobRecord) -> JobRecord:
     """Return a stored record as this version keeps it: version 0.2.0 knew neither attempts nor
-    allocations, but a run and one node for all processes of a job."""
+    allocations, but a run and one node for all processes of a job. Version 0.3.0 placed a job under
+    its run."""
     attempt, allocation = max(record.attempt, record.run), record.allocation
     if not allocation and record.node is not None and record.state in HOLDING_STATES:
         allocation = ((record.node, record.spec.workers),)
-    return msgspec.structs.replace(record, attempt=attempt, allocation=allocation)
+    placement = max(record.placement, record.run)
+    return msgspec.structs.replace(
+        record, attempt=attempt, allocation=allocation, placement=placement
+    )
 
 
 # Facts -----------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from slackwater.common.base import limits
 from slackwater.common.domains.slots.kernels import KERNEL_DTYPES, Fold, fold_chunk
 from slackwater.common.domains.slots.layout import PAGE, PARAMETER_BYTES
 from slackwater.common.domains.slots.region import FoldSpan, SlotRegion
-from slackwater.common.domains.slots.rules import RULES, Floats, Hyper, scalars, widen
+from slackwater.common.domains.slots.rules import RULES, Floats, Hyper, divisor, scalars, widen
 from slackwater.schemas.jobs import DType, UpdateRule
 
 CHUNK_ELEMENTS: Final = limits.CHUNK_BYTES // PARAMETER_BYTES
@@ -157,12 +157,13 @@ def _scalars(region: SlotRegion, alone: int | None) -> Floats:
     """Return the scalars of the next version's step; computed anew where something in them
     changed."""
     ranks = _ranks(region, alone)
-    first = region.hyper_blocks(ranks[:1])
-    ages = RULES[region.plan.update.name].ages
+    first, rule = region.hyper_blocks(ranks[:1]), region.plan.update.name
+    ages = RULES[rule].ages
     t = region.version + 1 - region.state_since if ages else 1
     of = (first, t, len(ranks))
     if region.step is None or region.step[:3] != of:
-        region.step = (*of, scalars(region.hyper(ranks[0]), t, len(ranks)))
+        parts = divisor(rule, len(ranks))
+        region.step = (*of, scalars(region.hyper(ranks[0]), t, parts))
     return region.step[3]
 
 
@@ -249,7 +250,7 @@ def replay(
         for rank, gradient in enumerate(gradients):
             slots[rank * size : (rank + 1) * size] = gradient.reshape(-1).view(slots.dtype)
         hyper = hypers(iteration) if hypers is not None else Hyper.of(update)
-        k = scalars(hyper, iteration, workers)
+        k = scalars(hyper, iteration, divisor(name, workers))
         for lo in range(0, size, CHUNK_ELEMENTS):
             span = (lo, min(lo + CHUNK_ELEMENTS, size))
             pairs = [(pair[0], pair[1]) for pair in states]

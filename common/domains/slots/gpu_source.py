@@ -160,10 +160,11 @@ def source(rule: str, dtype: DType) -> str:
     olds = ["p", *(f"s{index}" for index in range(len(new_states)))]
     values = [new_p, *new_states]
     scalars = [f"const float k{place}" for place in range(SCALARS)]
+    unclean = "0u" if RULES[rule].sums else " | ".join(f"unclean_bits({v})" for v in values)
     body = [
         *statements,
         *(f"*new_{old} = {value};" for old, value in zip(olds, values, strict=True)),
-        "return " + " | ".join(f"unclean_bits({value})" for value in values) + ";",
+        f"return {unclean};",
     ]
     passed = ", ".join(f"k{place}" for place in range(SCALARS))
     text = _FOLD.format(

@@ -244,6 +244,14 @@ def _adagrad(slots, p, new_p, h, new_h, k):
     return largest
 
 
+@_kernel
+def _total(slots, p, new_p, k):
+    inverse = k[INVERSE]
+    for i in range(p.size):
+        new_p[i] = _mean(slots, i, inverse)
+    return np.uint32(0)  # Any value counts.
+
+
 _KERNELS: Final[dict[str, Callable[..., Any]]] = {
     "sgd": _sgd,
     "momentum": _momentum,
@@ -251,6 +259,7 @@ _KERNELS: Final[dict[str, Callable[..., Any]]] = {
     "adam": _adam,
     "adamw": _adamw,
     "adagrad": _adagrad,
+    "sum": _total,
 }
 assert _KERNELS.keys() == RULES.keys()
 

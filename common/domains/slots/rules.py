@@ -13,7 +13,9 @@ updates of the optimiser's state, from 1; the bias corrections are computed from
                     v' = b2 v + (1-b2) (g g)       step = lr / (1 - b1^t), r = 1 / sqrt(1 - b2^t)
     adamw           as adam, with p (1 - lr wd) in place of p
     adagrad         h' = h + g g                   p' = p - lr (g / (sqrt(h') + eps))
+    sum             p' = W g: the sum of the gradients, which are not divided by W; any value counts
 
+A job with the rule `sum` has its optimiser in its program: nothing of a version goes into the next.
 Every operation rounds to float32 once: no fused multiply-add, no reordering. So the result depends
 neither on the order of arrival nor on how the bucket is cut into chunks.
 """
@@ -64,6 +66,9 @@ class Rule:
 
     states: int
     uses: tuple[str, ...]
+    sums: bool = False
+    """The result is the sum of the gradients, whatever they are: infinities and NaN belong to the
+    program, whose loss scaling looks for them."""
 
     @property
     def ages(self) -> bool:
@@ -98,14 +103,21 @@ RULES: Final[dict[str, Rule]] = {
     "adam": Rule(2, _ADAM),
     "adamw": Rule(2, _ADAM),
     "adagrad": Rule(1, (*_PLAIN, "epsilon")),
+    "sum": Rule(0, (), sums=True),
 }
 
 # Places in the array of scalars that a step is given.
 LR, MU, B1, B1C, B2, B2C, EPS, WD, STEP, R, DECAY, INVERSE, SCALARS = range(13)
 
 
+def divisor(rule: str, workers: int) -> int:
+    """Return what the sum of so many gradients is divided by."""
+    return 1 if RULES[rule].sums else workers
+
+
 def scalars(hyper: Hyper, t: int, workers: int) -> Floats:
-    """Return the scalars of a step, computed in float64 and rounded once."""
+    """Return the scalars of a step, computed in float64 and rounded once. `workers`: what the sum
+    of the gradients is divided by."""
     k = np.zeros(SCALARS, np.float64)
     k[LR], k[MU], k[EPS], k[WD] = (
         hyper.learning_rate,
@@ -148,6 +160,8 @@ def step(
 ) -> tuple[Floats, tuple[Floats, ...]]:
     """New parameters and new states."""
     with np.errstate(all="ignore"):
+        if rule == "sum":
+            return g, ()
         if rule != "adamw":
             g = g + k[WD] * p
         match rule:

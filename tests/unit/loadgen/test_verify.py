@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from slackwater.common.domains.slots.rules import RULES, Hyper, mean, scalars, step
+from slackwater.common.domains.slots.rules import RULES, Hyper, divisor, mean, scalars, step
 from slackwater.loadgen import emulate
 from slackwater.loadgen.emulate import SLICE_ELEMENTS, Emulation
 from slackwater.loadgen.verify import replay, replay_digest
 from slackwater.schemas.jobs import DType, UpdateRule
 
-RULE_NAMES = ("sgd", "momentum", "nesterov", "adam", "adamw", "adagrad")
+RULE_NAMES = ("sgd", "momentum", "nesterov", "adam", "adamw", "adagrad", "sum")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
@@ -25,7 +25,7 @@ def test_a_replay_is_the_definition_applied_tensor_by_tensor(name: str, dtype: D
         p = emulate.initial(emulation, index)
         states = [np.zeros_like(p) for _ in range(RULES[name].states)]
         for t in range(1, 5):
-            k = scalars(Hyper.of(update), t, 3)
+            k = scalars(Hyper.of(update), t, divisor(name, 3))
             gradients = [emulate.gradient(emulation, index, w, t) for w in range(3)]
             p, new = step(name, mean(gradients, k), p, states, k)
             states = list(new)
