@@ -4,16 +4,19 @@ A job is stored before it is acknowledged. Its first registration chooses its cl
 section 3.3.3, step one; see clusters.py), whose controller does the rest.
 """
 
+import msgspec
+
 from slackwater.common.base.effects import Log
 from slackwater.common.base.errors import Rejected
 from slackwater.schemas import subjects
-from slackwater.schemas.base import CONFLICT, NOT_FOUND, ClusterId, JobId, Refused
+from slackwater.schemas.base import CONFLICT, NOT_FOUND, RUNS_MAX, ClusterId, JobId, Refused
 from slackwater.schemas.job_requests import JobRegistered, RegisterJob
 from slackwater.schemas.job_states import STATE_SAID
 from slackwater.schemas.jobs import JobRecord, JobSpec, largest_share
 from slackwater.schemas.placement import PlaceJob
 from slackwater.services.master.admission import Hold, aggregates, beyond_quota, limits_of
 from slackwater.services.master.explain import NO_CONTROLLER
+from slackwater.services.master.gangs import processes
 from slackwater.services.master.jobs import Job, unfit, unknown
 from slackwater.services.master.keys import Order
 from slackwater.services.master.lifecycle import advance, answer_waiting
@@ -88,6 +91,8 @@ def register(state: State, token: int, message: RegisterJob, now_s: float) -> No
     refusal = unfit(job, message)
     if job is not None and refusal is None and job.record.cluster is None:
         refusal = _too_slow(state, job.record.spec)
+    if job is not None and job.record.sums and job.record.placement >= RUNS_MAX:
+        refusal = Refused(reason=f"job {id} began {RUNS_MAX} attempts; submit it under another id")
     if job is None or refusal is not None:
         state.reply(token, refusal or Refused(reason=unknown(id), code=NOT_FOUND))
         return
@@ -96,9 +101,7 @@ def register(state: State, token: int, message: RegisterJob, now_s: float) -> No
         state.change(job, now_s, "running", state="running", started_s=now_s, since_s=now_s)
     if not job.tensors:
         job.tensors, job.update = message.tensors, message.update
-        skew = largest_share(job.tensors)
-        if job.record.spec.gpus and skew != job.record.skew:
-            state.change(job, now_s, skew=skew)
+        _learn(state, job, now_s)
     if job.placed:
         state.reply(token, _registered(job))
         return
@@ -106,8 +109,19 @@ def register(state: State, token: int, message: RegisterJob, now_s: float) -> No
     _place(state, job, now_s)
 
 
-def placed(state: State, job: Job, refused: Refused | None) -> None:
+def _learn(state: State, job: Job, now_s: float) -> None:
+    """Note what the first registration of an attempt says of the job."""
+    record = job.record
+    skew = largest_share(job.tensors) if record.spec.gpus else record.skew
+    sums = job.spec.update.name == "sum"
+    if (skew, sums) != (record.skew, record.sums):
+        state.change(job, now_s, skew=skew, sums=sums)
+
+
+def placed(state: State, job: Job, what: Order, refused: Refused | None) -> None:
     """The controller's answer."""
+    if what != _place_order(job):
+        return  # It is of an attempt before.
     job.placed = refused is None and not job.ended
     if refused is not None:
         job.tensors = ()  # The next rank's list may be the one that the controller has.
@@ -146,7 +160,7 @@ def _registered(job: Job) -> JobRegistered:
 
 def _place(state: State, job: Job, now_s: float) -> None:
     """Step one of the placement, then the order to the chosen cluster's controller."""
-    if Order("place") in job.asked:
+    if _place_order(job) in job.asked:
         return
     if job.record.cluster is None:
         if (job.by_hand or not aggregates(job.record.spec)) and _held_back(state, job, now_s):
@@ -161,13 +175,27 @@ def _place(state: State, job: Job, now_s: float) -> None:
     subject = subjects.command("controller", job.record.cluster, "place")
     tenant = limits_of(state.config.tenants, job.record.spec.tenant)
     message = PlaceJob(
-        spec=job.spec,
+        spec=_as_it_runs(job) if job.record.sums else job.spec,
         tensors=job.tensors,
         loss_limit=job.spec.loss_limit or tenant.loss_limit,
         aggregators_max=state.config.aggregators_max,
-        run=job.record.run,
+        run=job.record.placement,
     )
-    state.ask(job, Order("place"), subject, message)
+    state.ask(job, _place_order(job), subject, message)
+
+
+def _place_order(job: Job) -> Order:
+    record = job.record
+    return Order("place", f"-{record.placement}" if record.sums else "")
+
+
+def _as_it_runs(job: Job) -> JobSpec:
+    """Return the specification with the workers of this attempt, who do not change in it."""
+    workers, spec = processes(job.record), job.spec
+    gpus = workers * spec.gpus_each
+    return msgspec.structs.replace(
+        spec, workers=workers, workers_min=0, workers_max=0, gpus=gpus, gpus_min=0, gpus_max=0
+    )
 
 
 def _held_back(state: State, job: Job, now_s: float) -> bool:

@@ -378,7 +378,7 @@ class Master:
             return
         job.asked.discard(what)
         if what.verb == "place":
-            cluster_assignment.placed(self.state, job, refused)
+            cluster_assignment.placed(self.state, job, what, refused)
         else:
             scaling.carried_out(self.state, job, what, message, now_s)
 

@@ -19,7 +19,6 @@ from slackwater.services.master.clusters import Clusters
 from slackwater.services.master.dispatch import room_of, waits_for_gpus, waits_here
 from slackwater.services.master.hangs import hang_of
 from slackwater.services.master.jobs import Job
-from slackwater.services.master.keys import Order
 from slackwater.services.master.lifecycle import stop_grace_s
 from slackwater.services.master.missing_ranks import stall, unheard
 from slackwater.services.master.nodes import Room
@@ -81,7 +80,7 @@ def _why(job: Job, clusters: Clusters, now_s: float) -> str:
             return f"waits for worker node {node}, which refused: {refused}"
     if record.cluster is None:
         return _no_cluster(clusters, now_s) if job.tensors else ""
-    if why := job.refusals.get(Order("place")):
+    if why := next((w for order, w in job.refusals.items() if order.verb == "place"), ""):
         return f"controller {record.cluster} refused it: {why}"
     if clusters.silent(record.cluster, now_s):
         return (

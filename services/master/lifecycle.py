@@ -10,11 +10,17 @@ from typing import Any, Final
 from slackwater.common.base import limits
 from slackwater.common.base.effects import Log, Persist, StartTimer
 from slackwater.schemas import subjects
-from slackwater.schemas.base import CONFLICT, JobId, Message, NodeId, Refused
+from slackwater.schemas.base import CONFLICT, RUNS_MAX, JobId, Message, NodeId, Refused
 from slackwater.schemas.cluster import WorkerHeartbeat
 from slackwater.schemas.gpus import NodeAllocation, held
 from slackwater.schemas.job_states import JobState
-from slackwater.schemas.jobs import CHECKPOINT_VARIABLE, PAUSE_GRACE_S, JobRecord, JobSpec
+from slackwater.schemas.jobs import (
+    AGGREGATE_VARIABLE,
+    CHECKPOINT_VARIABLE,
+    PAUSE_GRACE_S,
+    JobRecord,
+    JobSpec,
+)
 from slackwater.schemas.placement import ReleaseJob
 from slackwater.schemas.telemetry import IterationsObserved
 from slackwater.schemas.workers import Prepared, PrepareWorkers, StartWorkers, StopWorkers
@@ -124,7 +130,8 @@ def advance(state: State, job: Job) -> None:
     if job.ended and not record.released:
         if record.cluster is not None:
             subject = subjects.command("controller", record.cluster, "release")
-            state.ask(job, Order("release"), subject, ReleaseJob(job=job.id, run=record.run))
+            release = ReleaseJob(job=job.id, run=record.placement)
+            state.ask(job, Order("release"), subject, release)
         _settle(state, job)
 
 
@@ -204,7 +211,10 @@ def _start(job: Job, node: NodeId, ranks: tuple[int, ...]) -> StartWorkers:
 
 def launch_environment(spec: JobSpec) -> dict[str, str]:
     """Return the environment of its program that follows from what its user asked for."""
-    return spec.env | ({CHECKPOINT_VARIABLE: spec.checkpoint} if spec.checkpoint else {})
+    told = {CHECKPOINT_VARIABLE: spec.checkpoint} if spec.checkpoint else {}
+    if spec.aggregate != "auto":
+        told[AGGREGATE_VARIABLE] = spec.aggregate
+    return spec.env | told
 
 
 def stop_grace_s(record: JobRecord) -> float:
@@ -314,7 +324,7 @@ def on_processes_gone(state: State, job: Job, now_s: float) -> None:
         changes: dict[str, Any] = {"attempt": record.attempt + 1, "planned": (), "joins": {}}
         changes |= count_use(state, job, None, now_s)
         changes["gpu_ids"] = {}
-        changes |= _measured(job, now_s)
+        changes |= _measured(job, now_s) | _next_placement(state, job)
         job.next_attempt()
         if goes_on:
             # Its own GPUs are not taken by itself: they are given up first.
@@ -338,7 +348,20 @@ def on_processes_gone(state: State, job: Job, now_s: float) -> None:
 
 def meets_alone(record: JobRecord) -> bool:
     """Tell whether its ranks meet without aggregators: each of them needs all others."""
-    return bool(record.spec.gpus) and record.cluster is None
+    return record.sums or (bool(record.spec.gpus) and record.cluster is None)
+
+
+def _next_placement(state: State, job: Job) -> dict[str, Any]:
+    """Have the regions of an attempt dropped in which gradients were added up: what is left of it
+    there is part of nothing that the next one computes."""
+    record = job.record
+    if not record.sums or record.cluster is None:
+        return {}
+    subject = subjects.command("controller", record.cluster, "release")
+    order = Order("release", f"-{record.placement}")
+    state.ask(job, order, subject, ReleaseJob(job=job.id, run=record.placement))
+    job.tensors, job.placed = (), False
+    return {"placement": min(record.placement + 1, RUNS_MAX)}
 
 
 def _measured(job: Job, now_s: float) -> dict[str, Any]:

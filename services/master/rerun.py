@@ -77,7 +77,7 @@ def ending(state: State, job: Job) -> Refused | None:
             reason=f"job {id} is being forgotten (jobs_kept_max); then its id is free",
             retry_after_s=ENDING_RETRY_S,
         )
-    if record.run >= RUNS_MAX:
+    if record.placement >= RUNS_MAX:
         return Refused(reason=f"job {id} was run {RUNS_MAX} times; choose another id")
     if record.released and not job.asked:
         return None
@@ -100,6 +100,7 @@ def begin_again(state: State, old: Job, spec: JobSpec, now_s: float) -> Job:
     fresh = JobRecord(
         spec=spec,
         run=former.run + 1,
+        placement=former.placement + 1,
         attempt=former.attempt + 1,
         submitted_s=now_s,
         usage=former.usage,

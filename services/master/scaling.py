@@ -161,6 +161,7 @@ def lives(job: Job) -> bool:
     return (
         record.state == "running"
         and record.cluster is not None
+        and not record.sums
         and record.spec.elastic
         and not record.resizing
         and not record.results

@@ -204,7 +204,7 @@ class Program:
     def _where(self) -> str:
         late = [cell for cell in self.session.buckets if not cell.settled]
         if not self.session.buckets:
-            return str(self.session._missing_at_start())
+            return str(self.session._missing_at_start("in time"))
         return ", ".join(map(self.session._describe, late))
 
     async def _iterate(self, iteration: int) -> None:
