@@ -261,9 +261,10 @@ def _fresh(request: Request) -> None:
     os.environ.clear()
     os.environ.update(environment)
     time.tzset()
-    register = getattr(sys.modules.get("sitecustomize"), "register", None)
-    if register is not None:  # common/native/rank_start: it writes stacks when it is asked.
-        register()
+    for name in ("register", "aggregate"):  # See common/native/rank_start.
+        function = getattr(sys.modules.get("sitecustomize"), name, None)
+        if function is not None:
+            function()
     argv = request["argv"]
     sys.argv, sys.orig_argv = argv, [sys.executable, *argv]
     if not sys.flags.safe_path:

@@ -65,14 +65,16 @@ class Agent:
         transport: str | None = None,
         device: str = "",
         deadline_s: float = limits.AGENT_WAIT_S,
+        open_s: float = 0.0,
         model: str = "",
         iterations: int = 1,
         fractional_share: bool = False,
     ) -> None:
         """Returns when the parameters can be pulled. `tensors` maps each name to initial values
         (float32), or to a shape, which means zeros; rank 0's are the job's. `transport`: insist on
-        "shm" or "tcp"; "auto": the best that both ends have. `deadline_s`: of every wait. `groups`:
-        tensors of different groups may be pushed with different hyper-parameters. `consistency` and
+        "shm" or "tcp"; "auto": the best that both ends have. `deadline_s`: of every wait; `open_s`:
+        of the constructor's, where it is another one. `groups`: tensors of different groups may be
+        pushed with different hyper-parameters. `consistency` and
         `staleness`, where given, must be what the job was submitted with. `device`: "cuda" or
         "cuda:1": gradients and parameters are arrays on that GPU (cupy's, or PyTorch's).
         `fractional_share`: aggregators of less than a core will do (an emulated pool's).
@@ -93,7 +95,7 @@ class Agent:
         )  # fmt: skip
         forced = forced_transport(transport, os.environ.get("SLACKWATER_TRANSPORT"))
         self._session = self._session_of(wanted, values, url, credentials, forced)
-        self._session.open()
+        self._session.open(open_s or deadline_s)
         plan, on_device = self._session.plan, self._device is not None
         assert plan is not None
         if wrong := unfit(plan, consistency, staleness, on_device=on_device):

@@ -76,7 +76,7 @@ class Local:
     def on_boundary(self, iteration: int) -> None:
         """Do nothing: nobody comes or goes."""
 
-    def open(self) -> None:
+    def open(self, within_s: float) -> None:
         """Return at once: there is nothing to wait for."""
 
     def ring(self, bucket: WorkerBucket) -> None:

@@ -125,11 +125,12 @@ class Session:
 
     # The program's side ---------------------------------------------------------------------------
 
-    def open(self) -> None:
+    def open(self, within_s: float) -> None:
         """Returns when every bucket is attached and its parameters are here."""
         self._thread.start()
-        opened = self._opened.wait(self._deadline_s)
-        late = None if opened else DeadlineExceeded(f"{self._who()}: {self._missing_at_start()}")
+        opened = self._opened.wait(within_s)
+        missing = "" if opened else self._missing_at_start(f"within {within_s:g} s")
+        late = DeadlineExceeded(f"{self._who()}: {missing}") if missing else None
         if error := late or self.failure:
             self.close(None)
             raise error
@@ -198,8 +199,7 @@ class Session:
         where += "".join(f"; {at}: {text}" for at, text in sorted(self._errors.items()))
         return f"version {bucket.iteration} of bucket {bucket.index} ({bucket.names}; {where})"
 
-    def _missing_at_start(self) -> str:
-        within = f"within {self._deadline_s:g} s"
+    def _missing_at_start(self, within: str) -> str:
         cluster = self._control.cluster if self._control is not None else None
         if cluster is None:
             return f"the master at {self._way} did not register it {within}"

@@ -14,6 +14,7 @@ from slackwater.cli.job_file import JOB_FILE_ENDINGS, read_job
 from slackwater.cli.show import with_client
 from slackwater.cli.submit_options import (
     Adaptive,
+    Aggregate,
     Batch,
     BytesScale,
     Checkpoint,
@@ -80,7 +81,7 @@ OF_EMULATION: Final = ("compute_s", "bytes_scale")
 SHAPE: Final = ("workers", "servers", "seed", "consistency", "staleness")
 OF_ANY_JOB: Final = (
     "tenant", "restarts", "loss_limit", "gpus", "gpus_min", "gpus_max", "within", "cores",
-    "priority", "workers_min", "workers_max", "adaptive", "preemptible", "grace_s",
+    "priority", "workers_min", "workers_max", "adaptive", "preemptible", "grace_s", "aggregate",
 )  # fmt: skip
 """Fields that have an option each, also for a job that comes from a file."""
 OF_A_JOB: Final = (
@@ -108,6 +109,7 @@ def submit(
     tenant: Tenant = "",
     loss_limit: LossLimit = 0.0,
     aggregation: Sharing = "",
+    aggregate: Aggregate = "auto",
     seed: Seed = 0,
     wait: Wait = False,
     allow_fractional_share: Fractional = False,

@@ -290,6 +290,14 @@ TimeLimit = Annotated[
         rich_help_panel=_STOPS,
     ),
 ]
+Aggregate = Annotated[
+    str,
+    typer.Option(
+        metavar="WHEN",
+        help="Let aggregators add up what PyTorch's DistributedDataParallel exchanges: auto (where "
+        "they can), on (or fail), off.",
+    ),
+]
 Sharing = Annotated[
     str,
     typer.Option(
