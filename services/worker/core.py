@@ -492,7 +492,9 @@ class WorkerCore:
 
 
 def _run(rank: _Rank, asked: StartWorkers | Found) -> RunRank:
+    first = isinstance(asked, StartWorkers) and 1 < asked.workers == len(asked.ranks)
     return RunRank(
         rank.job, rank.rank, rank.attempt, asked.workers, asked.program, asked.folder,
         rank.gpu_ids, asked.allocation, asked.env, asked.rendezvous, asked.pack, asked.venv,
+        first and not rank.gpu_ids,
     )  # fmt: skip

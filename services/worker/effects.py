@@ -31,6 +31,8 @@ class RunRank(Action):
     rendezvous: str = ""
     pack: str = ""
     venv: str = ""
+    together: bool = False
+    """All ranks of the job, which has no GPUs, begin on this node: they meet here."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,8 +99,9 @@ def gang_environment(effect: RunRank, node: NodeId) -> dict[str, str]:
     if not effect.rendezvous:
         return {}
     host, _, port = effect.rendezvous.rpartition(":")
-    each = held(effect.allocation) // effect.workers
-    sizes = [(name, number // each) for name, number in effect.allocation]
+    allocation = effect.allocation or ((node, effect.workers),)
+    each = held(allocation) // effect.workers
+    sizes = [(name, number // each) for name, number in allocation]
     group = [name for name, _ in sizes].index(node)
     first, local = sum(size for _, size in sizes[:group]), sizes[group][1]
     return {

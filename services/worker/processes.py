@@ -43,6 +43,7 @@ from slackwater.common.base.private_files import write_private
 from slackwater.schemas.base import JobId
 from slackwater.schemas.gpus import NodeAllocation
 from slackwater.services.worker import becoming
+from slackwater.services.worker.effects import RunRank
 from slackwater.services.worker.events import Found
 from slackwater.services.worker.ranklog import RankLog
 
@@ -85,6 +86,16 @@ class Intent(msgspec.Struct, frozen=True, kw_only=True):
     """The account that the program runs under; 0: the service's."""
     pack: str = ""
     venv: str = ""
+
+    @classmethod
+    def of(cls, effect: RunRank, folder: str) -> "Intent":
+        """`folder`: where the program runs."""
+        return cls(
+            job=effect.job, rank=effect.rank, workers=effect.workers, program=effect.program,
+            attempt=effect.attempt, folder=folder, gpu_ids=effect.gpu_ids,
+            allocation=effect.allocation, env=effect.env, rendezvous=effect.rendezvous,
+            pack=effect.pack, venv=effect.venv,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """The worker service's shell: carries out what its core decides about processes."""
 
 import asyncio
+import dataclasses
 import os
 import signal
 import socket
@@ -27,12 +28,18 @@ from slackwater.common.shell.definition import Port, ServiceDefinition
 from slackwater.common.shell.effect_runner import handlers, on
 from slackwater.common.shell.world import World
 from slackwater.common.store.objects import Objects
-from slackwater.schemas.base import JobId, NodeId
+from slackwater.schemas.base import RUN_ATTEMPTS, JobId, NodeId
 from slackwater.schemas.cluster import WorkerHeartbeat
 from slackwater.schemas.hangs import LookAtRank, RankLooked
 from slackwater.schemas.logs import ReadLog
 from slackwater.schemas.relay import RelayHello
-from slackwater.schemas.workers import PrepareWorkers, StartWorkers, StopWorkers, room_s
+from slackwater.schemas.workers import (
+    RESERVED_S,
+    PrepareWorkers,
+    StartWorkers,
+    StopWorkers,
+    room_s,
+)
 from slackwater.services.worker import stacks
 from slackwater.services.worker.accounts import Accounts, at_home, give, make_room
 from slackwater.services.worker.code import CodeMissing, CodeStore
@@ -213,29 +220,18 @@ class Processes:
             why, digest = await loop.run_in_executor(self._looks, look, *asked)
         except CodeMissing as error:
             why, digest = str(error), ""
-        host, now_s = self._config.address or socket.gethostname(), time.monotonic()
-        ranks = (*self._watched, *self._starting)
+        host = self._config.address or socket.gethostname()
         kept_s = room_s(effect.pack, effect.venv)
-        port = self._ports.take(effect.job, effect.attempt, ranks, now_s, kept_s)
+        port = self._meeting_port(effect.job, effect.attempt, kept_s)
         return ProgramLooked(effect.token, effect.job, effect.attempt, why, host, port, digest)
 
     def run(self, effect: RunRank) -> None:
         job, rank, attempt = effect.job, effect.rank, effect.attempt
+        if effect.together and not effect.rendezvous:
+            port = self._meeting_port(job, attempt // RUN_ATTEMPTS, RESERVED_S)
+            effect = dataclasses.replace(effect, rendezvous=f"127.0.0.1:{port}")
         files = RankFiles(self._state_dir, job, rank, attempt)
-        intent = Intent(
-            job=job,
-            rank=rank,
-            workers=effect.workers,
-            program=effect.program,
-            attempt=attempt,
-            folder=self._code.folder(job, effect.pack, effect.folder),
-            gpu_ids=effect.gpu_ids,
-            allocation=effect.allocation,
-            env=effect.env,
-            rendezvous=effect.rendezvous,
-            pack=effect.pack,
-            venv=effect.venv,
-        )
+        intent = Intent.of(effect, self._code.folder(job, effect.pack, effect.folder))
         held: list[int] = []
         try:
             held = self._inventory.claim(effect.gpu_ids)
@@ -257,6 +253,10 @@ class Processes:
         self._starting[job, rank] = None
         self._venvs.hold((job, rank, attempt), effect.venv)
         self._tasks.spawn(self._start(files, intent, environment, held))
+
+    def _meeting_port(self, job: JobId, attempt: int, kept_s: float) -> int:
+        ranks = (*self._watched, *self._starting)
+        return self._ports.take(job, attempt, ranks, time.monotonic(), kept_s)
 
     def _environment(self, effect: RunRank, files: RankFiles, account: int) -> dict[str, str]:
         venv = self._venvs.folder(effect.venv)

@@ -10,6 +10,7 @@ app = program(
         "status": "slackwater.cli.machine:status",
         "run": "slackwater.cli.serve:serve",
         "submit": "slackwater.cli.submit:submit",
+        "launch": "slackwater.cli.launch:launch",
         "pause": "slackwater.cli.pausing:pause",
         "resume": "slackwater.cli.pausing:resume",
         "hold": "slackwater.cli.pausing:hold",

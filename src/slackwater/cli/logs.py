@@ -3,7 +3,7 @@
 import asyncio
 import sys
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Annotated, Final, NamedTuple
 
 import msgspec
@@ -173,7 +173,9 @@ async def follow_all(
             out(said)
         await reading
     finally:
-        reading.cancel()
+        if reading.cancel():
+            with suppress(asyncio.CancelledError):
+                await reading
 
 
 async def read(

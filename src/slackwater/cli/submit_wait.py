@@ -18,7 +18,7 @@ async def attend(client: Client, spec: JobSpec, json: bool) -> int:
     """Print what the job's ranks print. Return its exit code: 0 completed, else that of the first
     rank that failed where a program can give it, else 1."""
     try:
-        await _followed(client, spec, json)
+        await follow(client, spec, json)
         await wait.until(client, [spec.id], "ended", 0.0)
     except asyncio.CancelledError:
         err.print(
@@ -27,16 +27,21 @@ async def attend(client: Client, spec: JobSpec, json: bool) -> int:
             markup=False,
         )
         raise
-    record = await client.job(spec.id)
+    return await ended_as(client, await client.job(spec.id))
+
+
+async def ended_as(client: Client, record: JobRecord) -> int:
+    """Return the exit code of an ended job, and say why it failed."""
     if record.state == "completed":
         return 0
     why = f": {record.reason}" if record.reason else ""
-    err.print(f"job {spec.id} {record.state}{why}", markup=False)
+    err.print(f"job {record.spec.id} {record.state}{why}", markup=False)
     return FAILED if record.state == "cancelled" else await _code(client, record)
 
 
-async def _followed(client: Client, spec: JobSpec, json: bool) -> None:
-    """A job without a program prints where its user starts it."""
+async def follow(client: Client, spec: JobSpec, json: bool) -> None:
+    """Print what its ranks print until they end. A job without a program prints where its user
+    starts it."""
     if not spec.program:
         return
     try:

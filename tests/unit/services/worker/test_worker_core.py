@@ -50,8 +50,10 @@ def core(slots: int = 4, keep_jobs: bool = False, found: tuple[Found, ...] = ())
     return worker
 
 
-def run(rank: int, attempt: int = 0) -> RunRank:
-    return RunRank(J1, rank, attempt, 2, ("python", "train.py"), "", ())
+def run(rank: int, attempt: int = 0, *, found: bool = False) -> RunRank:
+    together = attempt % RUN_ATTEMPTS == 0 and not found
+    program = ("python", "train.py")
+    return RunRank(J1, rank, attempt, 2, program, "", (), together=together)
 
 
 def signal(rank: int, kill: bool) -> SignalRank:
@@ -124,7 +126,7 @@ def test_after_a_kill_of_the_service_each_rank_goes_on_where_its_files_say() -> 
     )
     assert WatchRank(J1, 0, 0) in effects
     assert the_request(list(effects)).key == ReportKey(J1, 1, 0)
-    assert run(3) in effects
+    assert run(3, found=True) in effects
     assert worker.running() == ((J1, 0), (J1, 3))
 
 
@@ -249,7 +251,9 @@ def test_a_rank_that_died_is_started_again_once_for_each_attempt() -> None:
     assert (second.message.attempt, second.message.code) == (1, 1)
     assert worker.step(Answered(second.key, Ok()), 5.0) == [ForgetRank(J1, 1, 1)]
     third = StartWorkers(job="j1", ranks=(0, 1), workers=2, program=("x",), attempts=(0, 2))
-    assert worker.step(Requested(6, third), 6.0)[:-1] == [RunRank(J1, 1, 2, 2, ("x",), "", ())]
+    assert worker.step(Requested(6, third), 6.0)[:-1] == [
+        RunRank(J1, 1, 2, 2, ("x",), "", (), together=True)
+    ]
 
 
 def test_a_restart_that_was_only_intended_is_carried_out_by_the_next_service() -> None:

@@ -1,0 +1,176 @@
+"""`slackwater launch`: a program as a job of several workers, for as long as the command runs.
+
+The counterpart of torchrun on one machine, and on a cluster that is up. Where none is, the run has
+a cluster of its own, which ends with it.
+"""
+
+import asyncio
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from slackwater.cli import wait
+from slackwater.cli.show import with_client
+from slackwater.cli.submit import checked, environment
+from slackwater.cli.submit_options import Aggregate, Checkpoint, Env, Gpus, Id, Restarts
+from slackwater.cli.submit_wait import ended_as, follow
+from slackwater.common.base import limits
+from slackwater.common.base.errors import SlackwaterError, Unavailable
+from slackwater.common.embedded import (
+    ClusterOptions,
+    EmbeddedCluster,
+    controllers_for,
+    whole_cores,
+)
+from slackwater.common.shell.client import Client, connect
+from slackwater.console.after_dashes import CommandAfterDashes, after_dashes
+from slackwater.console.names import new_id
+from slackwater.console.options import Json, Url
+from slackwater.console.outcome import Usage, err, reported
+from slackwater.console.usage import an_id, shown
+from slackwater.console.where import resolve
+from slackwater.schemas.base import WORKERS_MAX
+from slackwater.schemas.jobs import JobSpec
+
+PROGRESS_S: Final = 10.0
+"""Seconds between two lines that say how far it is."""
+INTERRUPTED: Final = 130
+
+_Workers = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        max=WORKERS_MAX,
+        help="Number of processes, one per rank; by default one for each of --gpus, else 2.",
+        show_default=False,
+    ),
+]
+
+
+def launch(
+    context: typer.Context,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(hidden=True, help="Nothing: the command comes after --."),
+    ] = None,
+    workers: _Workers = None,
+    gpus: Gpus = 0,
+    restarts: Restarts = 0,
+    aggregate: Aggregate = "auto",
+    checkpoint: Checkpoint = None,
+    env: Env = None,
+    id: Id = "",
+    url: Url = None,
+    json: Json = False,
+) -> None:
+    """Run a program as a job, show what its ranks print, and exit as it does.
+
+    For example: `slackwater launch --workers 2 -- python train.py`. The program may be any that
+    torchrun starts. On the cluster that is up, else on one that starts and ends with this command.
+    Ctrl-C cancels the job.
+    """
+    with reported():
+        options = {**locals()}
+        spec = _spec(options, after_dashes(context))
+        here = _has_none(url)
+    if here:
+        with reported():
+            code = asyncio.run(_on_its_own(spec, json))
+    else:
+        code = with_client(url, lambda client: attended(client, spec, json))
+    if code:
+        raise typer.Exit(code)
+
+
+launch.command_class = CommandAfterDashes  # type: ignore[attr-defined]
+
+
+def _spec(options: dict[str, Any], program: tuple[str, ...] | None) -> JobSpec:
+    """Raises Usage."""
+    if options["words"] or not program:
+        given = " ".join(options["words"] or ())
+        what = f"{shown(given)}: a command" if given else "nothing to run: the command"
+        raise Usage(f"{what} comes after --: slackwater launch -- {given or 'python train.py'}")
+    if options["id"]:
+        an_id("--id", options["id"])
+    fields: dict[str, Any] = {
+        "id": options["id"] or new_id(None, program),
+        "program": program,
+        "folder": str(Path.cwd()),
+        "workers": options["workers"] or options["gpus"] or 2,
+        "env": environment(options["env"] or (), os.environ),
+    }
+    fields |= {name: options[name] for name in ("gpus", "restarts", "aggregate")}
+    if options["checkpoint"] is not None:
+        fields["checkpoint"] = str(options["checkpoint"].absolute())
+    return checked(fields)
+
+
+def _has_none(url: str | None) -> bool:
+    """Tell whether no cluster is known, and none was named. Raises Rejected where it is not clear
+    which is meant."""
+    try:
+        resolve(url)
+    except Unavailable:
+        if url:
+            raise
+        return True
+    return False
+
+
+async def _on_its_own(spec: JobSpec, json: bool) -> int:
+    count = whole_cores(1.0)
+    options = ClusterOptions(controllers=controllers_for(count), aggregators=count)
+    begun_s = time.monotonic()
+    async with EmbeddedCluster(options) as cluster:
+        took_s = time.monotonic() - begun_s
+        err.print(f"no cluster is up: this run has one of its own, ready after {took_s:.1f} s")
+        async with connect(cluster.url, "slackwater-launch") as client:
+            patient = Client(client.bus, client.clock, budget_s=limits.RETRY_BUDGET_S)
+            return await attended(patient, spec, json)
+
+
+async def attended(client: Client, spec: JobSpec, json: bool) -> int:
+    """Submit the job, stay with it, and return its exit code. Interrupted, it is cancelled."""
+    await client.submit(spec)
+    telling = asyncio.create_task(_tell(client, spec.id))
+    try:
+        await follow(client, spec, json)
+        await wait.until(client, [spec.id], "ended", 0.0)
+    except asyncio.CancelledError:
+        err.print(f"job {spec.id} is cancelled", markup=False)
+        with suppress(SlackwaterError):
+            await client.cancel(spec.id)
+            await wait.until(client, [spec.id], "ended", limits.REQUEST_TIMEOUT_S)
+        return INTERRUPTED
+    finally:
+        telling.cancel()
+    record = await client.job(spec.id)
+    progress = (await client.job_info(spec.id)).progress
+    lasted_s = record.finished_s - record.started_s
+    said = f"job {spec.id} {record.state} after {lasted_s:.1f} s"
+    if progress is not None and progress.iteration:
+        said += f": {progress.iteration} iterations whose gradients aggregators took"
+    if record.state == "completed":
+        err.print(said, markup=False)
+    return await ended_as(client, record)
+
+
+async def _tell(client: Client, id: str) -> None:
+    """Say now and then how far the job is, for those who wait for a program that prints little."""
+    before, at_s = 0, time.monotonic()
+    while True:
+        await asyncio.sleep(PROGRESS_S)
+        try:
+            progress = (await client.job_info(id)).progress
+        except SlackwaterError:
+            continue  # The next time, perhaps.
+        now_s = time.monotonic()
+        if progress is not None and progress.iteration > before:
+            speed = (progress.iteration - before) / (now_s - at_s)
+            err.print(f"{id}: iteration {progress.iteration}, {speed:.3g} a second", markup=False)
+            before, at_s = progress.iteration, now_s
