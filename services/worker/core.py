@@ -61,7 +61,6 @@ from slackwater.services.worker.effects import (
     ReadRankLog,
     ReportKey,
     ReservationDue,
-    RunRank,
     SignalRank,
     WatchRank,
 )
@@ -79,6 +78,7 @@ from slackwater.services.worker.events import (
 )
 from slackwater.services.worker.rank_state import Rank as _Rank
 from slackwater.services.worker.rank_state import Reserved as _Reserved
+from slackwater.services.worker.rank_state import run
 
 STOPPED_S: Final = 60.0
 """Seconds for which an attempt that was told to stop is not begun by an order that comes late: no
@@ -179,7 +179,7 @@ class WorkerCore:
             if each.state == "intended":
                 # The service died between the intention and the process.
                 rank.state = "running"
-                effects.append(_run(rank, each))
+                effects.append(run(rank, each))
             elif each.state == "running":
                 effects.append(WatchRank(rank.job, rank.rank, rank.attempt))
             elif each.state == "exited":
@@ -218,7 +218,7 @@ class WorkerCore:
         effects: list[Effect] = []
         for rank in new:
             self._ranks[job, rank.rank] = rank
-            effects.append(_run(rank, message))
+            effects.append(run(rank, message))
         # The processes are started (their intentions are on disk) before the master hears of it.
         return [*effects, Reply(token, Ok())]
 
@@ -489,12 +489,3 @@ class WorkerCore:
         if rank is None or rank.attempt != key.attempt or rank.state != "exited":
             return None
         return rank
-
-
-def _run(rank: _Rank, asked: StartWorkers | Found) -> RunRank:
-    first = isinstance(asked, StartWorkers) and 1 < asked.workers == len(asked.ranks)
-    return RunRank(
-        rank.job, rank.rank, rank.attempt, asked.workers, asked.program, asked.folder,
-        rank.gpu_ids, asked.allocation, asked.env, asked.rendezvous, asked.pack, asked.venv,
-        first and not rank.gpu_ids,
-    )  # fmt: skip

@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 
-from slackwater.schemas.base import JobId
-from slackwater.schemas.workers import RESERVED_S
-from slackwater.services.worker.events import RankState
+from slackwater.schemas.base import RUN_ATTEMPTS, JobId
+from slackwater.schemas.workers import RESERVED_S, StartWorkers
+from slackwater.services.worker.effects import RunRank
+from slackwater.services.worker.events import Found, RankState
 
 
 @dataclass(slots=True)
@@ -39,3 +40,16 @@ class Rank:
     @property
     def over(self) -> bool:
         return self.state in ("exited", "reported")
+
+
+def run(rank: Rank, asked: StartWorkers | Found) -> RunRank:
+    """Return the effect that starts the rank's process. Ranks without GPUs that all begin here meet
+    here, and one of them that is started again meets where they did."""
+    together = False
+    if isinstance(asked, StartWorkers) and not rank.gpu_ids and asked.workers > 1:
+        together = len(asked.ranks) == asked.workers or rank.attempt % RUN_ATTEMPTS > 0
+    return RunRank(
+        rank.job, rank.rank, rank.attempt, asked.workers, asked.program, asked.folder,
+        rank.gpu_ids, asked.allocation, asked.env, asked.rendezvous, asked.pack, asked.venv,
+        together,
+    )  # fmt: skip

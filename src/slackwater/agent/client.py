@@ -29,6 +29,7 @@ from slackwater.agent.exit_hook import at_exit
 from slackwater.agent.identity import identify, plainly, tell_how_to_submit, way, write_result
 from slackwater.agent.local import JOB as LOCAL
 from slackwater.agent.local import Local
+from slackwater.agent.on_device import arrived
 from slackwater.agent.region_access import Array
 from slackwater.agent.session import Session
 from slackwater.agent.snapshot import Snapshots
@@ -38,7 +39,7 @@ from slackwater.common.base.errors import GradientRefused, Rejected
 from slackwater.common.bus.access import Credentials
 from slackwater.common.domains.slots.rules import RULES, Floats, Hyper
 from slackwater.common.transport.devices import device_named
-from slackwater.common.transport.gpu import Device, copy_into
+from slackwater.common.transport.gpu import copy_into
 from slackwater.schemas.jobs import Consistency, DType, JobSpec, UpdateRule
 
 
@@ -189,6 +190,11 @@ class Agent:
         return self._iteration
 
     @property
+    def untouched(self) -> bool:
+        """Say whether nothing was pushed in this worker's place, and no update was made."""
+        return all(bucket.iteration == bucket.version == 0 for bucket in self._buckets)
+
+    @property
     def workers(self) -> int:
         """How many workers the job has in the next iteration, as far as this one knows: others may
         come or go with it (Session.size)."""
@@ -228,7 +234,7 @@ class Agent:
         bucket, position = self._place(name)
         spec = divided.spec if divided is not None else bucket.tensors[position]
         if self._device is not None:
-            gradient = _arrived(gradient, self._device)
+            gradient = arrived(gradient, self._device)
         if gradient is not None:
             wrong = check_gradient(gradient, spec, self._dtype)
             if wrong:
@@ -489,11 +495,3 @@ class Agent:
             self.close()
         else:
             self._give_up(error)
-
-
-def _arrived(gradient: Any, device: Device) -> Any:
-    """The program's array as one of ours. What the program does to it, or to the buffer that it was
-    lent, has ended."""
-    if gradient is None:
-        device.await_program()
-    return device.wrap(gradient) if device.is_array(gradient) else gradient

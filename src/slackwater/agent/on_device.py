@@ -23,6 +23,14 @@ from slackwater.common.transport.gpu import Device, DeviceArray, Loan
 from slackwater.common.transport.shm import ShmRemoteRegion
 
 
+def arrived(gradient: Any, device: Device) -> Any:
+    """Return the program's array as one of ours. What the program does to it, or to the buffer that
+    it was lent, has ended."""
+    if gradient is None:
+        device.await_program()
+    return device.wrap(gradient) if device.is_array(gradient) else gradient
+
+
 class DeviceStaging(Staging):
     """Raises MemoryError when the device is full."""
 

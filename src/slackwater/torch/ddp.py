@@ -181,12 +181,18 @@ def _agent(model: DistributedDataParallel) -> Agent:
     first = next(iter(trained.values()), None)
     if first is None:
         raise Rejected("it has no parameter that is trained")
-    return Agent(
+    agent = Agent(
         tensors={name: tuple(p.shape) for name, p in reversed(trained.items())},
         update=UpdateRule(name="sum"),
         gradient_dtype=DTYPES[first.dtype],
         deadline_s=WAIT_S,
         open_s=OPEN_S,
+    )
+    if agent.untouched:
+        return agent
+    agent.__exit__(Rejected, None, None)
+    raise Rejected(
+        f"job {agent.job} has sums of another run of its program; start this one under another id"
     )
 
 

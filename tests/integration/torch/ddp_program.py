@@ -4,7 +4,9 @@ ddp_program.py CASE`. It knows nothing of Slackwater, and prints a digest of its
 
 import contextlib
 import hashlib
+import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,7 +15,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-STEPS = 12
+STEPS = int(os.environ.get("STEPS", "12"))
+PACE_S = float(os.environ.get("PACE_S", "0"))
 
 
 class Scaled(nn.Module):
@@ -63,6 +66,7 @@ class Run:
     def step(self) -> None:
         self.optimizer.step()
         self.optimizer.zero_grad()
+        time.sleep(PACE_S)
 
 
 def clipping() -> Run:

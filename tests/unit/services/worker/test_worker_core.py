@@ -51,7 +51,7 @@ def core(slots: int = 4, keep_jobs: bool = False, found: tuple[Found, ...] = ())
 
 
 def run(rank: int, attempt: int = 0, *, found: bool = False) -> RunRank:
-    together = attempt % RUN_ATTEMPTS == 0 and not found
+    together = not found
     program = ("python", "train.py")
     return RunRank(J1, rank, attempt, 2, program, "", (), together=together)
 
@@ -260,7 +260,7 @@ def test_a_restart_that_was_only_intended_is_carried_out_by_the_next_service() -
     worker = WorkerCore(NodeId("n1"), 8, 5.0, False)
     worker.step(Recovered(epoch=2, records={}), 0.0)
     found = Found(J1, 1, "intended", 2, ("python", "train.py"), attempt=3)
-    assert run(1, 3) in worker.step(ProcessesFound((found,)), 0.0)
+    assert run(1, 3, found=True) in worker.step(ProcessesFound((found,)), 0.0)
     order = StartWorkers(job="j1", ranks=(1,), workers=2, program=("x",), attempts=(3,))
     assert worker.step(Requested(1, order), 0.1) == [Reply(1, Ok())]
 
