@@ -34,7 +34,7 @@ DTYPES: Final[dict[torch.dtype, DType]] = {
     torch.float16: "float16",
     torch.bfloat16: "bfloat16",
 }
-OPEN_S: Final = 60.0
+OPEN_S: Final = 30.0
 """Seconds in which the job's regions must be there, or the script trains on plain DDP."""
 WAIT_S: Final = 1800.0
 """Seconds to wait for the sums of an iteration: as long as gloo does, which is patient with a rank
