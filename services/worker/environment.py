@@ -113,6 +113,7 @@ def gang_environment(effect: RunRank, node: NodeId) -> dict[str, str]:
         "LOCAL_RANK": str(effect.rank - first),
         "GROUP_WORLD_SIZE": str(len(sizes)),
         "GROUP_RANK": str(group),
+        "TORCHELASTIC_RUN_ID": effect.job,  # Tells frameworks that a launcher started all ranks.
     }
 
 

@@ -262,6 +262,7 @@ def test_a_rank_is_told_its_place_as_torchrun_does() -> None:
     assert gang_environment(rank, NodeId("n2")) == {
         "MASTER_ADDR": "n1.example", "MASTER_PORT": "4001", "WORLD_SIZE": "3", "RANK": "2",
         "LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0", "GROUP_WORLD_SIZE": "2", "GROUP_RANK": "1",
+        "TORCHELASTIC_RUN_ID": "a",
     }  # fmt: skip
 
 
