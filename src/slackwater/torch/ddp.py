@@ -14,8 +14,10 @@ Aggregators work while backward goes on. The sums are waited for once, at the la
 for all of them there, too.
 """
 
+import atexit
 import os
 import sys
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any, Final, Literal, NamedTuple
@@ -39,6 +41,9 @@ OPEN_S: Final = 30.0
 WAIT_S: Final = 1800.0
 """Seconds to wait for the sums of an iteration: as long as gloo does, which is patient with a rank
 that evaluates while others wait."""
+LET_GO_S: Final = 0.05
+"""Seconds in which gloo's threads can free what their last collectives held before the interpreter
+is taken apart: one that does so later aborts the process (torch 2.13, pytorch/pytorch#190489)."""
 
 
 def asked() -> Literal["auto", "on", "off"]:
@@ -216,15 +221,21 @@ class _Wrapped:
 
     models = 0
     sums: Sums | None = None
+    group: dist.ProcessGroup | None = None
+    """The last model's. A model that is freed after its group was destroyed would free it, without
+    releasing the interpreter's lock, and wait for a thread of gloo that may be waiting for the lock
+    (torch 2.13)."""
 
 
 def install() -> None:
     """Let each model that is wrapped from now on have its gradients added up. Call it once."""
+    atexit.register(time.sleep, LET_GO_S)
     begin = DistributedDataParallel.__init__
     register = DistributedDataParallel.register_comm_hook
 
     def wrap(self: DistributedDataParallel, *arguments: Any, **options: Any) -> None:
         begin(self, *arguments, **options)
+        _Wrapped.group = self.process_group
         before, _Wrapped.models = _Wrapped.models, _Wrapped.models + 1
         sums = attach(self, before)
         _Wrapped.sums = _Wrapped.sums or sums

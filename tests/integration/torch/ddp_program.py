@@ -159,6 +159,19 @@ def two_models() -> Run:
     return second
 
 
+def group_first() -> Run:
+    """Models that are freed after their groups, which have just gathered something."""
+    run = Run(dense())
+    for number in range(30):
+        group = dist.new_group()
+        model = DistributedDataParallel(nn.Linear(4, 4), process_group=group)
+        model(torch.ones(2, 4) * number).sum().backward()
+        dist.all_gather([torch.zeros(1), torch.zeros(1)], torch.ones(1), group=group)
+        dist.destroy_process_group(group)
+        del group, model
+    return run
+
+
 def sparse() -> Run:
     class Words(nn.Module):
         def __init__(self) -> None:
@@ -180,7 +193,7 @@ CASES: dict[str, Callable[[], Run]] = {
     each.__name__: each
     for each in (
         clipping, accumulating, uneven, unused, overflowing, static, own_hook, doubles, two_models,
-        sparse,
+        sparse, group_first,
     )
 }  # fmt: skip
 
