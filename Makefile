@@ -5,6 +5,7 @@ GPU_PYTHON ?= $(BIN)/python
 REPORT ?= reports/run
 STAMP := .venv/.installed
 TORCH := 2.13.0
+FRAMEWORKS := accelerate==1.15.0 pytorch-lightning==2.6.6 transformers==5.24.0
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
 # Every service is a process: without kept bytecode each start compiles all it imports.
@@ -29,7 +30,7 @@ $(STAMP)-dev: $(STAMP) requirements-dev.lock
 	@$(BIN)/python deploy/install.py $(BIN)/python requirements-dev.lock
 	@touch $@
 
-setup-torch: $(STAMP)-torch ## PyTorch for slackwater.torch and its tests: the CPU build, pinned, 900 MB
+setup-torch: $(STAMP)-torch ## PyTorch (the CPU build) for slackwater.torch, and what its tests need: pinned, 1.1 GB
 
 $(STAMP)-torch: $(STAMP) requirements-torch.lock
 	@$(BIN)/python deploy/install.py $(BIN)/python requirements-torch.lock || \
@@ -94,7 +95,7 @@ lock: setup-dev ## pin the newest allowed versions of every dependency
 	$(PIP_COMPILE) --all-build-deps --output-file requirements.lock pyproject.toml
 	$(PIP_COMPILE) --extra dev --constraint requirements.lock \
 	  --output-file requirements-dev.lock pyproject.toml
-	echo 'torch==$(TORCH)' | $(PIP_COMPILE) --constraint requirements-dev.lock \
+	printf '%s\n' torch==$(TORCH) $(FRAMEWORKS) | $(PIP_COMPILE) --constraint requirements-dev.lock \
 	  --output-file requirements-torch.lock -
 
 size: ## lines of product code by folder
