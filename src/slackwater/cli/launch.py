@@ -19,7 +19,7 @@ from slackwater.cli.submit import checked, environment
 from slackwater.cli.submit_options import Aggregate, Checkpoint, Env, Gpus, Id, Restarts
 from slackwater.cli.submit_wait import ended_as, follow
 from slackwater.common.base import limits
-from slackwater.common.base.errors import SlackwaterError, Unavailable
+from slackwater.common.base.errors import Rejected, SlackwaterError, Unavailable
 from slackwater.common.embedded import (
     ClusterOptions,
     EmbeddedCluster,
@@ -28,12 +28,13 @@ from slackwater.common.embedded import (
 )
 from slackwater.common.shell.client import Client, connect
 from slackwater.console.after_dashes import CommandAfterDashes, after_dashes
-from slackwater.console.names import new_id
+from slackwater.console.names import new_id, said
 from slackwater.console.options import Json, Url
 from slackwater.console.outcome import Usage, err, reported
 from slackwater.console.usage import an_id, shown
 from slackwater.console.where import resolve
 from slackwater.schemas.base import WORKERS_MAX
+from slackwater.schemas.job_states import TERMINAL_STATES
 from slackwater.schemas.jobs import JobSpec
 
 PROGRESS_S: Final = 10.0
@@ -111,13 +112,11 @@ def _spec(options: dict[str, Any], program: tuple[str, ...] | None) -> JobSpec:
 
 
 def _has_none(url: str | None) -> bool:
-    """Tell whether no cluster is known, and none was named. Raises Rejected where it is not clear
-    which is meant."""
+    """Tell whether no cluster is known, and none was named. Raises Rejected where one was that does
+    not run, or it is not clear which is meant."""
     try:
         resolve(url)
     except Unavailable:
-        if url:
-            raise
         return True
     return False
 
@@ -135,8 +134,11 @@ async def _on_its_own(spec: JobSpec, json: bool) -> int:
 
 
 async def attended(client: Client, spec: JobSpec, json: bool) -> int:
-    """Submit the job, stay with it, and return its exit code. Interrupted, it is cancelled."""
-    await client.submit(spec)
+    """Submit the job, stay with it, and return its exit code. Interrupted, it is cancelled. Raises
+    Rejected where a job of this id has ended: its output would pass for that of this run."""
+    known = await client.submit(spec)
+    if known is not None and known.state in TERMINAL_STATES:
+        raise Rejected(said(spec, known))
     telling = asyncio.create_task(_tell(client, spec.id))
     try:
         await follow(client, spec, json)
@@ -152,11 +154,11 @@ async def attended(client: Client, spec: JobSpec, json: bool) -> int:
     record = await client.job(spec.id)
     progress = (await client.job_info(spec.id)).progress
     lasted_s = record.finished_s - record.started_s
-    said = f"job {spec.id} {record.state} after {lasted_s:.1f} s"
+    told = f"job {spec.id} {record.state} after {lasted_s:.1f} s"
     if progress is not None and progress.iteration:
-        said += f": {progress.iteration} iterations whose gradients aggregators took"
+        told += f": {progress.iteration} iterations whose gradients aggregators took"
     if record.state == "completed":
-        err.print(said, markup=False)
+        err.print(told, markup=False)
     return await ended_as(client, record)
 
 

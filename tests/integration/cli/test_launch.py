@@ -110,6 +110,9 @@ def test_it_runs_on_the_cluster_that_is_up(launcher: Launcher) -> None:
         assert (code, len(out.splitlines())) == (0, 2), err
         assert "no cluster is up" not in err
         assert "completed" in launcher.run("jobs")[1]
+        code, out, err = launcher.run("launch", "--id", "mine", "--", "python", "train.py", "0")
+        assert (code, out) == (65, ""), "nothing ran: the old output must not pass for new"
+        assert "nothing new was started; `slackwater rerun mine` runs it again" in err
     finally:
         launcher.run("down", "--force")
 
