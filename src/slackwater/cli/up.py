@@ -89,6 +89,15 @@ _Memory = Annotated[
         help="Bytes that all aggregators may hold, e.g. 8G; by default half of the machine."
     ),
 ]
+_Device = Annotated[
+    str,
+    typer.Option(
+        metavar="DEVICE",
+        help="Hold buckets in this GPU's memory and fold them there: cuda, or cuda:1; by default "
+        "aggregators use the host's.",
+        show_default=False,
+    ),
+]
 _Policy = Annotated[
     str,
     typer.Option(
@@ -158,6 +167,7 @@ def up(
     cpu_share: _Share = 1.0,
     controllers: _Controllers = None,
     memory: _Memory = None,
+    device: _Device = "",
     policy: _Policy = DEFAULT_POLICY,
     gpu_policy: _GpuPolicy = DEFAULT_GPU_POLICY,
     lenders: _Lenders = 0,
@@ -184,6 +194,7 @@ def up(
             aggregators=count,
             cpu_share=cpu_share,
             memory_bytes=size_bytes(memory, "--memory") if memory is not None else 0,
+            aggregator=_on(device),
             policy=policy if policy == DEFAULT_POLICY else policy_named(policy),
             master={"gpu_policy": gpu_policy_named(gpu_policy)},
             lenders=lenders,
@@ -206,6 +217,17 @@ def up(
             detached_cluster.start(name, log_dir.absolute(), json)
         else:
             asyncio.run(keep(options, name, json))
+
+
+def _on(device: str) -> dict[str, str]:
+    """Return the aggregators' configuration. Raises ConfigRejected where there is no such device
+    here."""
+    if not device:
+        return {}
+    from slackwater.common.transport.devices import device_named  # It loads numpy.
+
+    device_named(device)
+    return {"device": device}
 
 
 def _check_name(name: str) -> None:

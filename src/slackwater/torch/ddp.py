@@ -20,6 +20,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any, Final, Literal, NamedTuple
 
 import torch
@@ -30,6 +31,7 @@ from slackwater.agent import Agent
 from slackwater.agent.identity import JOB, rank_of, workers_of
 from slackwater.common.base.errors import Rejected, SlackwaterError
 from slackwater.schemas.jobs import AGGREGATE_VARIABLE, DType, UpdateRule
+from slackwater.torch.tensors import tensor_of
 
 DTYPES: Final[dict[torch.dtype, DType]] = {
     torch.float32: "float32",
@@ -87,8 +89,8 @@ class Sums:
         names = [self._names[parameter] for parameter in bucket.parameters()]
         gradients = bucket.gradients()
         for name, gradient in zip(names, gradients, strict=True):
-            slot = _tensor(self.agent.gradient_buffer(name))
-            if gradient.device.type == "cpu":
+            slot = tensor_of(self.agent.gradient_buffer(name))
+            if gradient.device == slot.device:
                 torch.mul(gradient, self._share, out=slot)
             else:
                 slot.copy_(gradient * self._share)
@@ -104,14 +106,8 @@ class Sums:
         for each in launched:
             self.agent.wait(each.names)
             for name, gradient in zip(each.names, each.gradients, strict=True):
-                gradient.copy_(torch.from_numpy(self.agent.parameters_buffer(name)))
+                gradient.copy_(tensor_of(self.agent.parameters_buffer(name)))
             each.future.set_result(each.buffer)
-
-
-def _tensor(slot: Any) -> torch.Tensor:
-    """Return the slot's memory as a tensor: uint16 stands for bfloat16, which numpy lacks."""
-    tensor = torch.from_numpy(slot)
-    return tensor.view(torch.bfloat16) if tensor.dtype == torch.uint16 else tensor
 
 
 def unfit(model: DistributedDataParallel, wrapped_before: int, mode: str) -> str:
@@ -135,7 +131,7 @@ def unfit(model: DistributedDataParallel, wrapped_before: int, mode: str) -> str
     if devices != ["cpu"] and mode != "on":
         return (
             f"its parameters are on {' and '.join(devices)}, where NCCL is at hand; "
-            "`submit --aggregate on` copies gradients to host memory and adds them up there"
+            "with `submit --aggregate on` aggregators add them up"
         )
     if any(getattr(module, "sparse", False) is True for module in model.module.modules()):
         return "it has sparse gradients; aggregators take dense ones: leave sparse=False"
@@ -192,6 +188,7 @@ def _agent(model: DistributedDataParallel) -> Agent:
         gradient_dtype=DTYPES[first.dtype],
         deadline_s=WAIT_S,
         open_s=OPEN_S,
+        device=_device_of(first),
     )
     if agent.untouched:
         return agent
@@ -199,6 +196,13 @@ def _agent(model: DistributedDataParallel) -> Agent:
     raise Rejected(
         f"job {agent.job} has sums of another run of its program; start this one under another id"
     )
+
+
+def _device_of(parameter: torch.nn.Parameter) -> str:
+    """Say where the Agent keeps slots and sums: on the parameters' GPU, if cupy is at hand."""
+    if parameter.device.type != "cuda" or find_spec("cupy") is None:
+        return ""
+    return f"cuda:{parameter.device.index}"
 
 
 def _all_agree(model: DistributedDataParallel, mine: bool) -> bool:

@@ -52,7 +52,7 @@ class Trained:
     def write_gradient(self, buffer: Array) -> None:
         """Into the slot; zeros where no backward pass reached it."""
         grad = self.parameter.grad
-        slot = _slot(buffer)
+        slot = tensor_of(buffer)
         if grad is None:
             slot.zero_()
         elif grad.layout != torch.strided:
@@ -84,7 +84,7 @@ class Trained:
             parameter.data = self._view(buffer)
         else:
             with torch.no_grad():
-                parameter.copy_(torch.from_numpy(buffer))
+                parameter.copy_(tensor_of(buffer))
         self._version, self.stale = parameter._version, False
 
     def _view(self, buffer: Array) -> torch.Tensor:
@@ -114,10 +114,14 @@ class Trained:
         self._views.clear()
 
 
-def _slot(buffer: Array) -> torch.Tensor:
-    """A slot's array as a tensor: uint16 stands for bfloat16, which numpy does not know."""
-    tensor = torch.from_numpy(buffer)
-    return tensor.view(torch.bfloat16) if buffer.dtype == np.uint16 else tensor
+def tensor_of(buffer: Any) -> torch.Tensor:
+    """Return an array of the Agent's as a tensor of the same memory: numpy's, or cupy's on a GPU.
+    uint16 stands for bfloat16, which neither knows."""
+    if isinstance(buffer, np.ndarray):
+        tensor = torch.from_numpy(buffer)
+    else:
+        tensor = torch.as_tensor(buffer, device=f"cuda:{buffer.device.id}")
+    return tensor.view(torch.bfloat16) if tensor.dtype == torch.uint16 else tensor
 
 
 def trained(

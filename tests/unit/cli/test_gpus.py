@@ -3,6 +3,7 @@
 import pytest
 from tests.unit.cli.jobs import NOW_S, listed
 
+from slackwater.cli.commands import app
 from slackwater.cli.job import described
 from slackwater.cli.jobs import Job, table
 from slackwater.cli.nodes import node_table
@@ -10,6 +11,7 @@ from slackwater.common.embedded import ClusterOptions
 from slackwater.common.embedded.cluster import service_stages
 from slackwater.console.gpus import batch_bounds, gpu_types
 from slackwater.console.outcome import Usage
+from slackwater.console.program import answered
 from slackwater.schemas.base import NodeId
 from slackwater.schemas.cluster import NodeInfo, WorkerHeartbeat
 from slackwater.schemas.gpus import Gpu
@@ -98,3 +100,8 @@ def test_configured_gpus_have_ids_that_no_other_node_has() -> None:
         (0, "n1/0", "V100"), (1, "n1/1", "V100"),
     ]  # fmt: skip
     assert configured_gpus(WorkerConfig(), NodeId("n1")) == ()
+
+
+def test_up_names_a_device_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert answered(app, ["up", "--name", "nowhere", "--device", "gpu0"], "slackwater") == 78
+    assert "device 'gpu0' is unknown: give one of" in capsys.readouterr().err

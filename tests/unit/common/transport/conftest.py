@@ -189,8 +189,15 @@ def memfd_mappings() -> int:
     return Path("/proc/self/maps").read_text().count("/memfd:")
 
 
+@pytest.fixture(scope="session")
+def driver() -> None:
+    """Have CUDA's driver open the socket that it keeps for the life of a process."""
+    if not no_cuda():
+        device_named("cuda").allocate(4096).export()
+
+
 @pytest.fixture(autouse=True)
-def nothing_leaks() -> Iterator[None]:
+def nothing_leaks(driver: None) -> Iterator[None]:
     """No descriptor, mapping or thread of the transport outlives a test."""
     files, maps = open_files(), memfd_mappings()
     yield
