@@ -137,6 +137,8 @@ def _facts(
         yield "Workers", size
     yield from _gpus(record)
     yield "Mode", figures.mode(spec)
+    if record.sums:
+        yield "Aggregation", "adds gradients up, the optimiser is in the program"
     if record.run:
         yield "Run", str(record.run + 1)
     if spec.restarts:

@@ -188,6 +188,13 @@ def test_a_job_that_was_run_again_and_restarted_says_so() -> None:
     assert "Asked for:    2 workers, 1 server, 300 iterations" in text
 
 
+def test_a_job_whose_optimiser_is_in_its_program_says_so() -> None:
+    record = msgspec.structs.replace(running("j1").record, sums=True)
+    assert "Aggregation:  adds gradients up, the optimiser is in the program" in described(
+        JobInfo(job=record), NOW_S
+    )
+
+
 # The pool -----------------------------------------------------------------------------------------
 
 
