@@ -94,7 +94,8 @@ class RegisterJob(Message, kw_only=True, frozen=True, tag="job.register"):
 
     Rank 0's list is the job's; another rank's must equal it. A job unknown to the master is
     admitted on the spot when `spec` is given (a program that its user started by hand). `update`:
-    the program's rule; it counts where the submitted spec has the default one.
+    the program's rule; it counts where the submitted spec has the default one. `noise`: the program
+    asks for what tells the gradient noise scale, as `JobSpec.noise` does.
     """
 
     job: IdText
@@ -102,6 +103,7 @@ class RegisterJob(Message, kw_only=True, frozen=True, tag="job.register"):
     tensors: Annotated[tuple[TensorSpec, ...], msgspec.Meta(min_length=1, max_length=TENSORS_MAX)]
     spec: JobSpec | None = None
     update: UpdateRule | None = None
+    noise: bool = False
 
     def __post_init__(self) -> None:
         check_elements(self.tensors)

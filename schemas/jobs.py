@@ -215,6 +215,9 @@ class JobSpec(Record, kw_only=True, frozen=True):
     """When a gradient is applied, and whom a worker waits for."""
     staleness: Staleness = 0
     """Iterations that a worker may be ahead of the slowest, if stale-synchronous."""
+    noise: bool = False
+    """Measure with each update of a synchronous job what tells its gradient noise scale: its
+    program reads it from its Agent."""
     seed: Count = 0
     """The seed of what an emulated program draws."""
     aggregate: Literal["auto", "on", "off"] = "auto"
@@ -280,6 +283,11 @@ class JobSpec(Record, kw_only=True, frozen=True):
             raise ValueError(f"within: {self.within} without GPUs; give gpus, or leave it out")
         if self.batch_size or self.batch_min or self.batch_max:
             check_batch(self)
+        if self.noise and self.consistency != "synchronous":
+            raise ValueError(
+                f"noise: the job is {self.consistency}, so that its gradients are of different "
+                "parameters; leave noise out, or make the job synchronous"
+            )
         for name in self.env:
             if name.startswith(OWN_ENV):
                 raise ValueError(f"env: {name} is set by the worker service itself; leave it out")

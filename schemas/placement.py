@@ -85,6 +85,8 @@ class JobPlan(Record, kw_only=True, frozen=True):
     update: UpdateRule
     consistency: Consistency = "synchronous"
     staleness: Staleness = 0
+    noise: bool = False
+    """Folds keep the sums of squares that tell the gradient noise scale."""
     layout_epoch: Count
     token: Secret
     """The job's secret, as controller and aggregators have it: hex, another for each run. In the

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slackwater.common.base.failpoints import failpoint
+from slackwater.common.domains.slots.gradient_squares import FoldSquares
 from slackwater.common.domains.slots.region import SlotRegion
 
 
@@ -27,6 +28,8 @@ class Ahead:
     """All was finite."""
     step: object = None
     """The scalars that it was folded with."""
+    squares: FoldSquares | None = None
+    """The squares of its gradients, where they are wanted."""
     cpu_s: float = 0.0
     over: bool = False
     """No more of it: the fold itself has begun, or it is void."""
@@ -90,7 +93,9 @@ def fold_ahead(slots: SlotRegion, ahead: Ahead) -> bool:
     if ahead.over or lo >= hi:
         return False
     failpoint("aggregator.fold.mid")
-    clean, step = folding.fold_span(slots, lo, hi)
+    if lo == 0:
+        ahead.squares = folding.squares_of(slots)
+    clean, step = folding.fold_span(slots, lo, hi, ahead.squares)
     if step is not ahead.step:  # The first chunk, or a worker changed its mind: begin again.
         ahead.done, ahead.clean, ahead.step = 0, True, step
         if lo:

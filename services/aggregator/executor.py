@@ -446,7 +446,8 @@ def execute(task: Task, owner: int, team: Team | None = None) -> Outcome:
     refusal = folding.check_hypers(slots, alone)
     middle = partial(failpoint, "aggregator.fold.mid")
     done = done_by(slots, task.ahead)
-    if refusal is None and not folding.fold(slots, middle, chunk, team, alone, done):
+    squares = task.ahead.squares if task.ahead is not None else None
+    if refusal is None and not folding.fold(slots, middle, chunk, team, alone, done, squares):
         refusal = folding.blame(slots, alone)
     if refusal is not None:
         cpu_s = _spent_s(slots, team) - begun_s
@@ -468,7 +469,9 @@ def _spent_s(slots: SlotRegion, team: Team | None) -> float:
     return time.thread_time() + (team.cpu_s if team is not None else 0.0)
 
 
-def warm(rule: str, dtype: str, workers: int, device: Device | None = None) -> None:
+def warm(
+    rule: str, dtype: str, workers: int, device: Device | None = None, noise: bool = False
+) -> None:
     """Load or compile the kernel of a job: off the event loop, before the first push."""
     from slackwater.common.domains.slots import folding, gpu_kernels, kernels
 
@@ -476,4 +479,4 @@ def warm(rule: str, dtype: str, workers: int, device: Device | None = None) -> N
     if device is not None:
         gpu_kernels.kernels_of(device).warm(rule, dtype, workers)  # type: ignore[arg-type]  # As below.
         return
-    kernels.warm(rule, dtype, workers)  # type: ignore[arg-type]  # A plan's dtype is one of them.
+    kernels.warm(rule, dtype, workers, noise=noise)  # type: ignore[arg-type]  # A plan's dtype is one of them.

@@ -184,7 +184,7 @@ class Orders:
 
     async def _load(self, plan: JobPlan, folded: int) -> None:
         await self._off_loop(
-            warm, plan.update.name, plan.gradient_dtype, folded, self._regions.device
+            warm, plan.update.name, plan.gradient_dtype, folded, self._regions.device, plan.noise
         )
 
     async def _load_kernels(self) -> None:

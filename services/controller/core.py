@@ -240,6 +240,7 @@ class Controller:
             update=spec.update,
             consistency=spec.consistency,
             staleness=spec.staleness,
+            noise=spec.noise,
             layout_epoch=LAYOUT_EPOCH + message.run,
             token=f"{self.state.rng.getrandbits(128):032x}",
         )

@@ -58,6 +58,8 @@ class Job:
     tensors: tuple[TensorSpec, ...] = ()
     update: UpdateRule | None = None
     """The rule of its program, where that says one."""
+    noise: bool = False
+    """Set where its program asks for what tells the gradient noise scale."""
     placed: bool = False
     waiting: dict[int, int] = field(default_factory=dict)
     """Token -> rank of registrations that wait for the controller."""
@@ -134,8 +136,10 @@ class Job:
     @property
     def spec(self) -> JobSpec:
         """The job's specification as submitted; the rule is the program's where none was
-        submitted."""
+        submitted, and squares of gradients are summed where either asks for it."""
         spec = self.record.spec
+        if self.noise and not spec.noise and spec.consistency == "synchronous":
+            spec = msgspec.structs.replace(spec, noise=True)
         if self.update is None or spec.update != UpdateRule():
             return spec
         return msgspec.structs.replace(spec, update=self.update)

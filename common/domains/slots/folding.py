@@ -15,6 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slackwater.common.base import limits
+from slackwater.common.domains.slots.gradient_squares import (
+    FLOOR_MIN,
+    FLOOR_PART,
+    BucketSquares,
+    FoldSquares,
+)
 from slackwater.common.domains.slots.kernels import KERNEL_DTYPES, Fold, fold_chunk
 from slackwater.common.domains.slots.layout import PAGE, PARAMETER_BYTES
 from slackwater.common.domains.slots.region import FoldSpan, SlotRegion
@@ -68,18 +74,35 @@ def fold(
     share: Share | None = None,
     alone: int | None = None,
     done: int = 0,
+    squares: FoldSquares | None = None,
 ) -> bool:
     """Compute the next version into the buffers that the version word does not select, by the
     kernels of the memory they are in. `between` is called between chunks; `share` does a large
     fold in several threads; `alone`: the update is this rank's push by itself; the first `done`
-    elements are folded already. False: some value is not finite, nothing may be committed."""
+    elements are folded already, and `squares` has theirs. False: some value is not finite, nothing
+    may be committed."""
+    squares = squares if done and squares is not None else squares_of(region, alone)
+    clean = _fold(region, between, chunk_elements, share, alone, done, squares)
+    region.measured = None if squares is None else _measured(region, squares)
+    return clean
+
+
+def _fold(
+    region: SlotRegion,
+    between: Callable[[], None] | None,
+    chunk_elements: int | None,
+    share: Share | None,
+    alone: int | None,
+    done: int,
+    squares: FoldSquares | None,
+) -> bool:
     elements = region.geometry.elements - done
     fold_elements, k = _prepared(region, alone), _scalars(region, alone)
     if region.kernels is not None or elements < SHARED_ELEMENTS_MIN:
         share = None
     chunk = chunk_elements or chunk_of(region)
     if share is None and elements <= chunk:
-        return elements == 0 or fold_elements(done, done + elements, k)
+        return elements == 0 or fold_elements(done, done + elements, k, squares)
     spans = _spans(elements, chunk) if share is None or chunk_elements else _shared(elements)
     taken = iter(spans)
 
@@ -88,17 +111,46 @@ def fold(
         for lo, hi in taken:  # Each is taken once, whichever thread asks.
             if lo and between is not None:
                 between()
-            clean &= fold_elements(done + lo, done + hi, k)
+            clean &= fold_elements(done + lo, done + hi, k, squares)
         return clean
 
     return work() if share is None else share(work)
 
 
-def fold_span(region: SlotRegion, lo: int, hi: int) -> tuple[bool, Floats]:
+def fold_span(
+    region: SlotRegion, lo: int, hi: int, squares: FoldSquares | None = None
+) -> tuple[bool, Floats]:
     """Elements [lo, hi) of the next version alone, in host memory: (whether all is finite, the
     scalars of the step)."""
     k = _scalars(region, None)
-    return _prepared(region, None)(lo, hi, k), k
+    return _prepared(region, None)(lo, hi, k, squares), k
+
+
+def squares_of(region: SlotRegion, alone: int | None = None) -> FoldSquares | None:
+    """Return what the fold of the next version adds squares to; None: nobody wants them, or there
+    is one gradient, or a device folds."""
+    wanted = region.plan.noise and alone is None and region.active > 1
+    if not wanted or region.kernels is not None:
+        return None
+    second = RULES[region.plan.update.name].second
+    if second is None:
+        return FoldSquares(1.0)
+    version = region.version
+    known = region.squares.at(version)
+    total = known.second if known is not None else 0.0
+    if total == 0.0:  # The first version that is measured.
+        total = float(region.state(version, second).sum(dtype=np.float64))
+    return FoldSquares(FLOOR_PART * total / region.geometry.elements)
+
+
+def _measured(region: SlotRegion, squares: FoldSquares) -> BucketSquares:
+    name, workers = region.plan.update.name, region.active
+    scale = 1.0 if squares.floor >= FLOOR_MIN else 0.0
+    if RULES[name].ages:  # The second moment is smaller than it should be while it is young.
+        updates = region.version - region.state_since
+        scale *= 1.0 - region.hyper(0).beta2 ** max(updates, 0)
+    summed = workers / divisor(name, workers)
+    return squares.totals(workers, scale, 1.0 / summed**2)
 
 
 def step_of(region: SlotRegion) -> Floats:
@@ -146,7 +198,7 @@ def _prepared(region: SlotRegion, alone: int | None) -> FoldSpan:
     else:
         on_device: Callable[..., bool] = region.kernels.fold_chunk
 
-        def made(lo: int, hi: int, k: Floats) -> bool:
+        def made(lo: int, hi: int, k: Floats, squares: FoldSquares | None = None) -> bool:
             return on_device(rule, slots, stride, len(ranks), (lo, hi), parameters, states, k)
 
     region.prepared[key] = made
@@ -176,6 +228,9 @@ def commit(region: SlotRegion, alone: int | None = None) -> int:
     """The new version: the one store that makes the fold's result the bucket's, and what it says of
     the rank whose push it was."""
     region.folds += 1
+    if region.measured is not None:
+        region.squares.write(region.version + 1, region.measured)
+        region.measured = None
     if alone is not None:
         applied = region.applied()
         applied[alone] += 1

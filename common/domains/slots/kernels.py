@@ -5,6 +5,10 @@ and states and writes the other buffers. Up to FUSED_WORKERS_MAX slots go throug
 side, one compiled kernel per number of workers; more are summed first, a part that stays in the
 second-level cache at a time. No fast-math and no fused multiply-add: see rules.py.
 
+A kernel that is given `sums` adds squares of gradients to them in the same pass
+(gradient_squares.py). Only these additions may be reordered, so that the fold's bits stay as they
+are; a part is added up in float32, the parts in float64.
+
 The interpreter lock is released. A kernel returns the largest magnitude it met, as bits, of the new
 parameters (and of a squared state, which can overflow alone: an infinite moment or gradient always
 shows in the parameters). From INFINITY on it is infinite or not a number, and then the caller must
@@ -28,6 +32,14 @@ from numba import types
 from numba.extending import intrinsic, overload
 from numpy.typing import NDArray
 
+from slackwater.common.domains.slots.gradient_squares import (
+    EACH,
+    FLOOR,
+    MEAN,
+    SECOND,
+    FoldSquares,
+    Sums,
+)
 from slackwater.common.domains.slots.rules import (
     B1,
     B1C,
@@ -52,7 +64,10 @@ INFINITY: Final = 0x7F800000
 FUSED_WORKERS_MAX: Final = 4
 _SUM_ELEMENTS: Final = 64 * 1024
 """256 KiB of float32: the sum of many slots is read again from the second-level cache."""
+_PART: Final = np.uint64(_SUM_ELEMENTS)
 _MAGNITUDE: Final = np.uint32(0x7FFFFFFF)
+_RECIPROCAL: Final = np.uint32(0x7EF127EA)
+_TWO: Final = np.float32(2)
 KERNEL_DTYPES: Final[dict[DType, type[np.generic]]] = {
     "float32": np.float32,
     "float16": np.uint16,
@@ -104,31 +119,69 @@ def _widen_typed(x):
 
 
 def _mean(slots, i, inverse):
-    """The mean of element i over a tuple of slots, summed in order."""
-    return slots[0][i]
+    """The mean of element i over a tuple of slots, summed in order; the sum of their squares. Of
+    many slots both come in arrays, as ((means, squares),)."""
+    return slots[0][i], slots[0][i]
 
 
 @overload(_mean)
 def _mean_typed(slots, i, inverse):
-    match slots.count:
-        case 1:
-            return lambda slots, i, inverse: _widen(slots[0][i])
-        case 2:
-            return lambda slots, i, inverse: (_widen(slots[0][i]) + _widen(slots[1][i])) * inverse
-        case 3:
-            return lambda slots, i, inverse: (
-                (_widen(slots[0][i]) + _widen(slots[1][i]) + _widen(slots[2][i])) * inverse
-            )
-        case _:
-            return lambda slots, i, inverse: (
-                (
-                    _widen(slots[0][i])
-                    + _widen(slots[1][i])
-                    + _widen(slots[2][i])
-                    + _widen(slots[3][i])
-                )
-                * inverse
-            )
+    def summed(slots, i, inverse):
+        return slots[0][0][i], slots[0][1][i]
+
+    def one(slots, i, inverse):
+        a = _widen(slots[0][i])
+        return a, a * a
+
+    def two(slots, i, inverse):
+        a, b = _widen(slots[0][i]), _widen(slots[1][i])
+        return (a + b) * inverse, a * a + b * b
+
+    def three(slots, i, inverse):
+        a, b, c = _widen(slots[0][i]), _widen(slots[1][i]), _widen(slots[2][i])
+        return (a + b + c) * inverse, a * a + b * b + c * c
+
+    def four(slots, i, inverse):
+        a, b = _widen(slots[0][i]), _widen(slots[1][i])
+        c, d = _widen(slots[2][i]), _widen(slots[3][i])
+        return (a + b + c + d) * inverse, a * a + b * b + c * c + d * d
+
+    if isinstance(slots.dtype, types.BaseTuple):
+        return summed
+    return (one, two, three, four)[slots.count - 1]
+
+
+@njit(fastmath={"reassoc", "nsz"})
+def _plus(total, x):
+    """An addition that may be reordered with others of its kind."""
+    return total + x
+
+
+@njit
+def _weight(x):
+    """1 / x to .3 %, for a normal x > 0: one step of Newton's, for a division takes longer."""
+    guess = _float(np.uint32(_RECIPROCAL - _bits(x)))
+    return guess * (_TWO - x * guess)
+
+
+@njit
+def _parts(n):
+    return (n + _SUM_ELEMENTS - 1) // _SUM_ELEMENTS
+
+
+@njit
+def _within(part, n):
+    """The elements of a part. Indices without a sign need no look whether they count from the
+    end, which would forbid to do several elements side by side."""
+    start = np.uint64(part) * _PART
+    return range(start, min(np.uint64(n), start + _PART))
+
+
+@njit
+def _add(sums, each, mean, second):
+    sums[EACH] += each
+    sums[MEAN] += mean
+    sums[SECOND] += second
 
 
 def _kernel(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -137,16 +190,26 @@ def _kernel(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @_kernel
-def _sum(slots, stride, workers, lo, inverse, g):
-    """The mean over many slots of one array, `stride` elements apart, from element `lo` on."""
+def _sum(slots, stride, workers, lo, inverse, g, squares):
+    """The mean over many slots of one array, `stride` elements apart, from element `lo` on; and the
+    sum of their squares, if it is wanted."""
     n = g.size
     first = slots[lo : lo + n]
     for i in range(n):
         g[i] = _widen(first[i])
+    if squares is not None:
+        for i in range(n):
+            squares[i] = g[i] * g[i]
     for rank in range(1, workers):
         other = slots[rank * stride + lo : rank * stride + lo + n]
-        for i in range(n):
-            g[i] += _widen(other[i])
+        if squares is None:
+            for i in range(n):
+                g[i] += _widen(other[i])
+        else:
+            for i in range(n):
+                x = _widen(other[i])
+                g[i] += x
+                squares[i] += x * x
     for i in range(n):
         g[i] *= inverse
 
@@ -157,98 +220,162 @@ def _larger(largest, x):
 
 
 @_kernel
-def _sgd(slots, p, new_p, k):
+def _sgd(slots, p, new_p, k, sums):
     lr, wd, inverse = k[LR], k[WD], k[INVERSE]
     largest = np.uint32(0)
-    for i in range(p.size):
-        g = _mean(slots, i, inverse) + wd * p[i]
-        value = p[i] - lr * g
-        new_p[i] = value
-        largest = _larger(largest, value)
+    for part in range(_parts(p.size)):
+        each = large = np.float32(0)
+        for i in _within(part, p.size):
+            mean, squares = _mean(slots, i, inverse)
+            g = mean + wd * p[i]
+            value = p[i] - lr * g
+            if sums is not None:
+                each = _plus(each, squares)
+                large = _plus(large, mean * mean)
+            new_p[i] = value
+            largest = _larger(largest, value)
+        if sums is not None:
+            _add(sums, each, large, 0.0)
     return largest
 
 
 @_kernel
-def _momentum(slots, p, new_p, m, new_m, k):
+def _momentum(slots, p, new_p, m, new_m, k, sums):
     lr, mu, wd, inverse = k[LR], k[MU], k[WD], k[INVERSE]
     largest = np.uint32(0)
-    for i in range(p.size):
-        g = _mean(slots, i, inverse) + wd * p[i]
-        moment = mu * m[i] + g
-        value = p[i] - lr * moment
-        new_m[i] = moment
-        new_p[i] = value
-        largest = _larger(largest, value)
+    for part in range(_parts(p.size)):
+        each = large = np.float32(0)
+        for i in _within(part, p.size):
+            mean, squares = _mean(slots, i, inverse)
+            g = mean + wd * p[i]
+            moment = mu * m[i] + g
+            value = p[i] - lr * moment
+            if sums is not None:
+                each = _plus(each, squares)
+                large = _plus(large, mean * mean)
+            new_m[i] = moment
+            new_p[i] = value
+            largest = _larger(largest, value)
+        if sums is not None:
+            _add(sums, each, large, 0.0)
     return largest
 
 
 @_kernel
-def _nesterov(slots, p, new_p, m, new_m, k):
+def _nesterov(slots, p, new_p, m, new_m, k, sums):
     lr, mu, wd, inverse = k[LR], k[MU], k[WD], k[INVERSE]
     largest = np.uint32(0)
-    for i in range(p.size):
-        g = _mean(slots, i, inverse) + wd * p[i]
-        moment = mu * m[i] + g
-        value = p[i] - lr * (g + mu * moment)
-        new_m[i] = moment
-        new_p[i] = value
-        largest = _larger(largest, value)
+    for part in range(_parts(p.size)):
+        each = large = np.float32(0)
+        for i in _within(part, p.size):
+            mean, squares = _mean(slots, i, inverse)
+            g = mean + wd * p[i]
+            moment = mu * m[i] + g
+            value = p[i] - lr * (g + mu * moment)
+            if sums is not None:
+                each = _plus(each, squares)
+                large = _plus(large, mean * mean)
+            new_m[i] = moment
+            new_p[i] = value
+            largest = _larger(largest, value)
+        if sums is not None:
+            _add(sums, each, large, 0.0)
     return largest
 
 
 @_kernel
-def _adam(slots, p, new_p, m, new_m, v, new_v, k):
+def _adam(slots, p, new_p, m, new_m, v, new_v, k, sums):
     wd, inverse, step, r, eps = k[WD], k[INVERSE], k[STEP], k[R], k[EPS]
     b1, b1c, b2, b2c = k[B1], k[B1C], k[B2], k[B2C]
     largest = np.uint32(0)
-    for i in range(p.size):
-        g = _mean(slots, i, inverse) + wd * p[i]
-        moment = b1 * m[i] + b1c * g
-        square = b2 * v[i] + b2c * (g * g)
-        value = p[i] - step * (moment / (np.sqrt(square) * r + eps))
-        new_m[i] = moment
-        new_v[i] = square
-        new_p[i] = value
-        largest = _larger(_larger(largest, value), square)
+    floor = np.float32(0) if sums is None else np.float32(sums[FLOOR])
+    for part in range(_parts(p.size)):
+        each = large = second = np.float32(0)
+        for i in _within(part, p.size):
+            mean, squares = _mean(slots, i, inverse)
+            g = mean + wd * p[i]
+            moment = b1 * m[i] + b1c * g
+            square = b2 * v[i] + b2c * (g * g)
+            value = p[i] - step * (moment / (np.sqrt(square) * r + eps))
+            if sums is not None:
+                w = _weight(v[i] + floor)
+                each = _plus(each, squares * w)
+                large = _plus(large, mean * mean * w)
+                second = _plus(second, square)
+            new_m[i] = moment
+            new_v[i] = square
+            new_p[i] = value
+            largest = _larger(_larger(largest, value), square)
+        if sums is not None:
+            _add(sums, each, large, second)
     return largest
 
 
 @_kernel
-def _adamw(slots, p, new_p, m, new_m, v, new_v, k):
+def _adamw(slots, p, new_p, m, new_m, v, new_v, k, sums):
     decay, inverse, step, r, eps = k[DECAY], k[INVERSE], k[STEP], k[R], k[EPS]
     b1, b1c, b2, b2c = k[B1], k[B1C], k[B2], k[B2C]
     largest = np.uint32(0)
-    for i in range(p.size):
-        g = _mean(slots, i, inverse)
-        moment = b1 * m[i] + b1c * g
-        square = b2 * v[i] + b2c * (g * g)
-        value = p[i] * decay - step * (moment / (np.sqrt(square) * r + eps))
-        new_m[i] = moment
-        new_v[i] = square
-        new_p[i] = value
-        largest = _larger(_larger(largest, value), square)
+    floor = np.float32(0) if sums is None else np.float32(sums[FLOOR])
+    for part in range(_parts(p.size)):
+        each = large = second = np.float32(0)
+        for i in _within(part, p.size):
+            g, squares = _mean(slots, i, inverse)
+            moment = b1 * m[i] + b1c * g
+            square = b2 * v[i] + b2c * (g * g)
+            value = p[i] * decay - step * (moment / (np.sqrt(square) * r + eps))
+            if sums is not None:
+                w = _weight(v[i] + floor)
+                each = _plus(each, squares * w)
+                large = _plus(large, g * g * w)
+                second = _plus(second, square)
+            new_m[i] = moment
+            new_v[i] = square
+            new_p[i] = value
+            largest = _larger(_larger(largest, value), square)
+        if sums is not None:
+            _add(sums, each, large, second)
     return largest
 
 
 @_kernel
-def _adagrad(slots, p, new_p, h, new_h, k):
+def _adagrad(slots, p, new_p, h, new_h, k, sums):
     lr, wd, inverse, eps = k[LR], k[WD], k[INVERSE], k[EPS]
     largest = np.uint32(0)
-    for i in range(p.size):
-        g = _mean(slots, i, inverse) + wd * p[i]
-        total = h[i] + g * g
-        value = p[i] - lr * (g / (np.sqrt(total) + eps))
-        new_h[i] = total
-        new_p[i] = value
-        largest = _larger(_larger(largest, value), total)
+    floor = np.float32(0) if sums is None else np.float32(sums[FLOOR])
+    for part in range(_parts(p.size)):
+        each = large = second = np.float32(0)
+        for i in _within(part, p.size):
+            mean, squares = _mean(slots, i, inverse)
+            g = mean + wd * p[i]
+            total = h[i] + g * g
+            value = p[i] - lr * (g / (np.sqrt(total) + eps))
+            if sums is not None:
+                w = _weight(h[i] + floor)
+                each = _plus(each, squares * w)
+                large = _plus(large, mean * mean * w)
+                second = _plus(second, total)
+            new_h[i] = total
+            new_p[i] = value
+            largest = _larger(_larger(largest, value), total)
+        if sums is not None:
+            _add(sums, each, large, second)
     return largest
 
 
 @_kernel
-def _total(slots, p, new_p, k):
+def _total(slots, p, new_p, k, sums):
     inverse = k[INVERSE]
-    for i in range(p.size):
-        new_p[i] = _mean(slots, i, inverse)
+    for part in range(_parts(p.size)):
+        each = large = np.float32(0)
+        for i in _within(part, p.size):
+            mean, squares = _mean(slots, i, inverse)
+            new_p[i] = mean
+            if sums is not None:
+                each = _plus(each, squares)
+                large = _plus(large, mean * mean)
+        if sums is not None:
+            _add(sums, each, large, 0.0)
     return np.uint32(0)  # Any value counts.
 
 
@@ -288,26 +415,33 @@ class Fold:
             starts = range(0, workers * stride, stride)
             self._own = tuple(slots[first : first + size] for first in starts)
 
-    def __call__(self, lo: int, hi: int, k: Floats) -> bool:
+    def __call__(self, lo: int, hi: int, k: Floats, squares: FoldSquares | None = None) -> bool:
         """Fold elements [lo, hi). False when a value is not finite: the new buffers are then
-        worthless."""
+        worthless. The sums of squares are added to `squares`."""
+        sums = None if squares is None else squares.begin()
         if not self._own:
-            return self._fold_many(lo, hi, k)
-        if hi - lo == self._size:
-            return int(self._kernel(self._own, *self._buffers, k)) < INFINITY
-        own = tuple(slot[lo:hi] for slot in self._own)
-        return int(self._kernel(own, *(buffer[lo:hi] for buffer in self._buffers), k)) < INFINITY
+            largest = self._fold_many(lo, hi, k, sums)
+        elif hi - lo == self._size:
+            largest = int(self._kernel(self._own, *self._buffers, k, sums))
+        else:
+            own = tuple(slot[lo:hi] for slot in self._own)
+            largest = int(self._kernel(own, *(buffer[lo:hi] for buffer in self._buffers), k, sums))
+        if squares is not None and sums is not None:
+            squares.add(sums)
+        return largest < INFINITY
 
-    def _fold_many(self, lo: int, hi: int, k: Floats) -> bool:
+    def _fold_many(self, lo: int, hi: int, k: Floats, sums: Sums | None) -> int:
         g = np.empty(min(_SUM_ELEMENTS, hi - lo), np.float32)
+        squares = None if sums is None else np.empty_like(g)
         largest = 0
         for start in range(lo, hi, _SUM_ELEMENTS):
-            end = min(start + _SUM_ELEMENTS, hi)
-            part = g[: end - start]
-            _sum(self._slots, self._stride, self._workers, start, k[INVERSE], part)
-            buffers = (buffer[start:end] for buffer in self._buffers)
-            largest = max(largest, int(self._kernel((part,), *buffers, k)))
-        return largest < INFINITY
+            n = min(_SUM_ELEMENTS, hi - start)
+            part, of = g[:n], None if squares is None else squares[:n]
+            _sum(self._slots, self._stride, self._workers, start, k[INVERSE], part, of)
+            slots = (part,) if of is None else ((part, of),)
+            buffers = (buffer[start : start + n] for buffer in self._buffers)
+            largest = max(largest, int(self._kernel(slots, *buffers, k, sums)))
+        return largest
 
 
 def fold_chunk(
@@ -319,16 +453,18 @@ def fold_chunk(
     parameters: tuple[Floats, Floats],
     states: Sequence[tuple[Floats, Floats]],
     k: Floats,
+    squares: FoldSquares | None = None,
 ) -> bool:
     """Fold elements [span[0], span[1]) of what `Fold` is given, once."""
-    return Fold(rule, slots, stride, workers, parameters, states)(*span, k)
+    return Fold(rule, slots, stride, workers, parameters, states)(*span, k, squares)
 
 
-def warm(rule: str, dtype: DType, workers: int = 1) -> None:
+def warm(rule: str, dtype: DType, workers: int = 1, *, noise: bool = False) -> None:
     """Compile, or load from disk, what such a job needs. Takes up to a few seconds the first time
     on a machine: call it off the event loop."""
     pairs = [(np.zeros(1, np.float32), np.zeros(1, np.float32)) for _ in range(3)]
     states = pairs[1 : 1 + RULES[rule].states]
     slots = np.zeros(workers, KERNEL_DTYPES[dtype])
     k = np.zeros(SCALARS, np.float32)
-    fold_chunk(rule, slots, 1, workers, (0, 1), pairs[0], states, k)
+    squares = FoldSquares(1.0) if noise and workers > 1 else None
+    fold_chunk(rule, slots, 1, workers, (0, 1), pairs[0], states, k, squares)

@@ -160,11 +160,14 @@ class Geometry:
     serves: bool = False
     """A slot has room for the parameters, too, and of what they are made: of a job whose updates
     are not synchronous (serving.py)."""
+    noise: bool = False
+    """Folds keep the sums of squares of gradients in it (gradient_squares.py)."""
 
     @classmethod
     def of(cls, plan: JobPlan, bucket: BucketLayout) -> "Geometry":
         states, serves = RULES[plan.update.name].states, plan.consistency != "synchronous"
-        return cls(bucket.elements, plan.workers, plan.gradient_dtype, states, plan.active, serves)
+        workers, dtype = plan.workers, plan.gradient_dtype
+        return cls(bucket.elements, workers, dtype, states, plan.active, serves, plan.noise)
 
     @property
     def gradient_bytes(self) -> int:

@@ -26,6 +26,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slackwater.common.base.errors import Rejected
+from slackwater.common.domains.slots.gradient_squares import (
+    SQUARES,
+    BucketSquares,
+    FoldSquares,
+    SquaresWords,
+)
 from slackwater.common.domains.slots.layout import (
     HEADER_BYTES,
     HYPER_BYTES,
@@ -53,7 +59,7 @@ __all__ = ["Geometry", "Hyper", "SlotRegion", "owner_word", "size_bytes"]
 
 Buffer = memoryview | bytearray
 Words = NDArray[np.uint64]
-FoldSpan = Callable[[int, int, Floats], bool]
+FoldSpan = Callable[[int, int, Floats, FoldSquares | None], bool]
 """Folds elements [lo, hi) by a step's scalars; whether every value is finite."""
 
 MAGIC: Final = b"SLKWATER"
@@ -131,6 +137,9 @@ class SlotRegion:
             for parity in range(2)
         )
         self.sizes = Sizes(self._words[SIZES], record.plan.active)
+        self.squares = SquaresWords(self._words[SQUARES])
+        self.measured: BucketSquares | None = None
+        """The sums of the fold that is about to be committed."""
         self.active = self.active_now
         """How many ranks count in the next version, as whoever folds it looked last."""
         self.prepared: dict[tuple[int, int | None, int], FoldSpan] = {}
@@ -219,6 +228,7 @@ class SlotRegion:
         self._words = np.zeros(HEADER_BYTES // WORD, np.uint64)
         self._hypers, self._pushed = _hyper_words(self._words), self._pushed_words()
         self.sizes = Sizes(self._words[SIZES], self.record.plan.active)
+        self.squares = SquaresWords(self._words[SQUARES])
         self.prepared.clear()
         self._buffer = None
 

@@ -70,6 +70,9 @@ class Rule:
     """The result is the sum of the gradients, whatever they are: infinities and NaN belong to the
     program, whose loss scaling looks for them."""
 
+    second: int | None = None
+    """The state that holds second moments, which a pre-conditioned gradient is weighted by."""
+
     @property
     def ages(self) -> bool:
         """Say whether a step depends on how many there were."""
@@ -100,9 +103,9 @@ RULES: Final[dict[str, Rule]] = {
     "sgd": Rule(0, _PLAIN),
     "momentum": Rule(1, (*_PLAIN, "momentum")),
     "nesterov": Rule(1, (*_PLAIN, "momentum")),
-    "adam": Rule(2, _ADAM),
-    "adamw": Rule(2, _ADAM),
-    "adagrad": Rule(1, (*_PLAIN, "epsilon")),
+    "adam": Rule(2, _ADAM, second=1),
+    "adamw": Rule(2, _ADAM, second=1),
+    "adagrad": Rule(1, (*_PLAIN, "epsilon"), second=0),
     "sum": Rule(0, (), sums=True),
 }
 

@@ -24,8 +24,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from slackwater.agent.address_choice import forced_transport
-from slackwater.agent.divided_tensor import Divided
+from slackwater.agent.divided_tensor import Divided, divided_tensors
 from slackwater.agent.exit_hook import at_exit
+from slackwater.agent.gradient_sums import add_squares
 from slackwater.agent.identity import identify, plainly, tell_how_to_submit, way, write_result
 from slackwater.agent.local import JOB as LOCAL
 from slackwater.agent.local import Local
@@ -37,6 +38,7 @@ from slackwater.agent.worker_bucket import WorkerBucket, check_gradient, read_te
 from slackwater.common.base import limits
 from slackwater.common.base.errors import GradientRefused, Rejected
 from slackwater.common.bus.access import Credentials
+from slackwater.common.domains.models.gradient_noise import GradientSquares
 from slackwater.common.domains.slots.rules import RULES, Floats, Hyper
 from slackwater.common.transport.devices import device_named
 from slackwater.common.transport.gpu import copy_into
@@ -70,6 +72,7 @@ class Agent:
         model: str = "",
         iterations: int = 1,
         fractional_share: bool = False,
+        noise: bool = False,
     ) -> None:
         """Returns when the parameters can be pulled. `tensors` maps each name to initial values
         (float32), or to a shape, which means zeros; rank 0's are the job's. `transport`: insist on
@@ -78,7 +81,8 @@ class Agent:
         pushed with different hyper-parameters. `consistency` and
         `staleness`, where given, must be what the job was submitted with. `device`: "cuda" or
         "cuda:1": gradients and parameters are arrays on that GPU (cupy's, or PyTorch's).
-        `fractional_share`: aggregators of less than a core will do (an emulated pool's).
+        `fractional_share`: aggregators of less than a core will do (an emulated pool's). `noise`:
+        measure what `gradient_squares` returns.
 
         Raises Rejected when the job cannot be had as described, DeadlineExceeded when it does not
         come about in time, Unavailable when nobody listens, ConfigRejected for `credentials`.
@@ -92,7 +96,7 @@ class Agent:
             id=self.job or LOCAL, model=model, workers=started_with, servers=servers,
             iterations=iterations, gradient_dtype=gradient_dtype, update=update or UpdateRule(),
             consistency=consistency or "synchronous", staleness=staleness or 0,
-            fractional_share=fractional_share,
+            fractional_share=fractional_share, noise=noise,
         )  # fmt: skip
         forced = forced_transport(transport, os.environ.get("SLACKWATER_TRANSPORT"))
         self._session = self._session_of(wanted, values, url, credentials, forced)
@@ -166,14 +170,7 @@ class Agent:
 
     def _find_divided(self) -> dict[str, Divided]:
         """Raises Rejected."""
-        parts: dict[str, list[WorkerBucket]] = {}
-        for bucket in self._buckets:
-            parts.setdefault(bucket.tensors[0].name, []).append(bucket)
-        divided = {
-            spec.name: Divided(spec, parts[spec.name])
-            for spec in self._specs
-            if len(parts.get(spec.name, ())) > 1
-        }
+        divided = divided_tensors(self._specs, self._buckets)
         if divided and self._device is not None:
             self._session.close(None)
             raise Rejected(
@@ -349,6 +346,12 @@ class Agent:
         """The oldest and the newest version among the buckets: equal after `wait()`."""
         versions = [bucket.version for bucket in self._buckets]
         return min(versions), max(versions)
+
+    def gradient_squares(self, iteration: int) -> GradientSquares | None:
+        """Return the squared lengths of the gradients of an iteration that was waited for whole,
+        until the next is pushed. None where they are not known: a single worker, `noise` was not
+        asked for, folds on a GPU, the first version of a state of Adam's or Adagrad's."""
+        return add_squares(self._buckets, iteration)
 
     @property
     def reads(self) -> tuple[int, int]:

@@ -108,6 +108,7 @@ class Control:
             tensors=tensors,
             spec=None if submitted else self._spec,
             update=self._spec.update if submitted else None,
+            noise=self._spec.noise,
         )
         client = self._client(self._deadline_s)
         self.cluster = (await client.master("register", message, JobRegistered)).cluster

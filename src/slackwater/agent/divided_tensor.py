@@ -63,6 +63,20 @@ class Divided:
         return parameters
 
 
+def divided_tensors(
+    specs: Sequence[TensorSpec], buckets: Sequence[WorkerBucket]
+) -> dict[str, Divided]:
+    """Return the tensors that lie in several buckets, by name."""
+    parts: dict[str, list[WorkerBucket]] = {}
+    for bucket in buckets:
+        parts.setdefault(bucket.tensors[0].name, []).append(bucket)
+    return {
+        spec.name: Divided(spec, parts[spec.name])
+        for spec in specs
+        if len(parts.get(spec.name, ())) > 1
+    }
+
+
 class _View:
     """A window, and whose memory it shows."""
 

@@ -87,7 +87,7 @@ class StagedOnDevice(Staged):
             into = self._bounce("in", nbytes)
             await self._bring(offset, into)
             await _off_loop(nbytes, memory.upload, start, into)
-        await self.read_sizes()
+        await self.read_words()
 
     def _loan(self) -> tuple[Loan, int] | None:
         """The body of the peer's region, where it is open here, and its place in the region."""

@@ -23,6 +23,12 @@ from slackwater.agent.link_times import Link
 from slackwater.common.base import limits
 from slackwater.common.base.errors import Rejected
 from slackwater.common.domains.slots.frames import encode_part
+from slackwater.common.domains.slots.gradient_squares import (
+    SQUARES_OFFSET,
+    SQUARES_WORDS,
+    BucketSquares,
+    SquaresWords,
+)
 from slackwater.common.domains.slots.layout import (
     BYTES_PULLED,
     BYTES_PUSHED,
@@ -86,6 +92,11 @@ class Attached(Protocol):
         """How many workers count, as of the last version that was delivered, of an elastic job."""
         ...
 
+    def squares(self, version: int) -> BucketSquares | None:
+        """Return the sums of squares of the version's gradients, from its delivery until this rank
+        has pushed the next one; None: they are not known."""
+        ...
+
     async def write_size(self, size: Size) -> None:
         """Say for this job's rank 0 how many workers count from a version on. Raises Unavailable,
         AccessRefused."""
@@ -132,6 +143,9 @@ class InPlace:
     @property
     def sizes(self) -> Sizes:
         return self._region.sizes
+
+    def squares(self, version: int) -> BucketSquares | None:
+        return self._region.squares.at(version)
 
     async def write_size(self, size: Size) -> None:
         self._region.sizes.write(size)
@@ -202,6 +216,8 @@ class Staged:
         self._remote, self._geometry, self._rank = remote, geometry, rank
         self._size_words = np.zeros(SIZES_WORDS, np.uint64)
         self.sizes = Sizes(self._size_words, geometry.active)
+        self._square_words = np.zeros(SQUARES_WORDS, np.uint64)
+        self._squares = SquaresWords(self._square_words)
         self._sizing = asyncio.Lock()
         self._pushed, self._bytes_pushed, self._bytes_pulled = _WORDS.unpack(words)
 
@@ -220,13 +236,19 @@ class Staged:
         words = bytearray(_WORDS.size)
         await channel.read(remote, geometry.pushed_offset(rank), memoryview(words))
         made = cls(channel, remote, geometry, rank, staging, bytes(words))
-        await made.read_sizes()
+        await made.read_words()
         return made
 
-    async def read_sizes(self) -> None:
-        """Read how many workers count. Raises Unavailable, AccessRefused."""
+    async def read_words(self) -> None:
+        """Read how many workers count, and the sums of squares, where the job has these. Raises
+        Unavailable, AccessRefused."""
         if self._geometry.active:
             await self.channel.read(self._remote, SIZES_OFFSET, bytes_of(self._size_words))
+        if self._geometry.noise:
+            await self.channel.read(self._remote, SQUARES_OFFSET, bytes_of(self._square_words))
+
+    def squares(self, version: int) -> BucketSquares | None:
+        return self._squares.at(version)
 
     async def write_size(self, size: Size) -> None:
         async with self._sizing:  # Once it is found written, it is there.
@@ -289,7 +311,7 @@ class Staged:
         """Read the parameters of `version`. Raises Unavailable, AccessRefused."""
         into = bytes_of(self.staging.parameters[version & 1])
         offset = self._geometry.parameters_offset(version)
-        await asyncio.gather(self._bring(offset, into), self.read_sizes())
+        await asyncio.gather(self._bring(offset, into), self.read_words())
 
     async def _send(self, gradient: memoryview, offset: int, tell: Tell | None) -> None:
         with self.link.pushing(len(gradient)):
