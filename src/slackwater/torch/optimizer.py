@@ -33,11 +33,19 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]  # mypy does not r
     _step_supports_amp_scaling = True
     """Makes a GradScaler hand over its scale, so that it can be refused."""
 
+    def __new__(cls, *arguments: Any, aggregate: str = "updates", **options: Any) -> "Optimizer":
+        if aggregate == "gradients" and cls is Optimizer:
+            from slackwater.torch.gradients import GradientOptimizer
+
+            return torch.optim.Optimizer.__new__(GradientOptimizer)  # type: ignore[no-any-return]
+        return torch.optim.Optimizer.__new__(cls)  # type: ignore[no-any-return]
+
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
         model: torch.nn.Module,
         *,
+        aggregate: Literal["updates", "gradients"] = "updates",
         overlap: bool = True,
         wait: Literal["forward", "step"] = "forward",
         in_place: bool = True,
@@ -48,32 +56,39 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]  # mypy does not r
         """Returns when the job's parameters are in the model: rank 0's, or those of a job that this
         process joins again.
 
-        `overlap`: push during backward; False: in `step`, so that gradients may be clipped or
-        otherwise changed before. `wait`: "forward": before each module's forward; "step": in
-        `step`, for a model that reads parameters in other ways. `in_place`: parameters are views of
-        the Agent's buffers. `agent`: what slackwater.Agent takes (job, rank, workers, servers, url,
-        transport, consistency, staleness, deadline_s, ...). Raises Rejected, and as Agent does.
+        `aggregate`: "gradients" leaves the optimiser in the program (gradients.py), for what is
+        refused here. `overlap`: push during backward; False: in `step`, so that gradients may be
+        clipped or otherwise changed before. `wait`: "forward": before each module's forward;
+        "step": in `step`, for a model that reads parameters in other ways. `in_place`: parameters
+        are views of the Agent's buffers. `agent`: what slackwater.Agent takes (job, rank, workers,
+        servers, url, transport, consistency, staleness, deadline_s, ...). Raises Rejected, and as
+        Agent does.
         """
         self._joined = False
         if backward_passes_per_step < 1:
             raise Rejected(f"backward_passes_per_step is {backward_passes_per_step}, at least 1")
+        if aggregate != "updates":
+            raise Rejected(f'aggregate is {aggregate!r}: "updates" or "gradients"')
         if wait not in ("forward", "step"):
             raise Rejected(f'wait is {wait!r}: "forward" or "step"')
         rule = rule_of(optimizer)
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self._overlap, self._wait_in_step = overlap, wait == "step"
         self._passes_per_step = backward_passes_per_step
-        self._tensors = trained(self, model, in_place)
-        self._all = list(self._tensors.values())
+        self._tensors: dict[torch.nn.Parameter, Any] = trained(self, model, in_place)
+        self._all: list[Any] = list(self._tensors.values())
         self._frozen = [
             p for group in self.param_groups for p in group["params"] if p not in self._tensors
         ]
         self._agent = self._start(rule, gradient_dtype, agent)
         self._iteration = self._agent.iteration
         self._hypers: dict[int, dict[str, float]] = {}
-        self._joined = True
         self._adopt(self._all)
-        self._handles = self._hook(model)
+        self._begin(model)
+
+    def _begin(self, model: torch.nn.Module) -> None:
+        self._joined = True
+        self._handles = self._hooks_of_parameters() + self._hooks_of_model(model)
         self._leave = at_exit(self.close, self._give_up)
 
     def _start(self, rule: str, dtype: DType | None, options: dict[str, Any]) -> Agent:
@@ -97,13 +112,18 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]  # mypy does not r
         """Return the first group's values, for the job's record; each push carries its own."""
         return hyper_of(rule, self.param_groups[0], 1)
 
-    def _hook(self, model: torch.nn.Module) -> list[Any]:
+    def _hooks_of_parameters(self) -> list[Any]:
         """Closures over a weak reference: a copied model (EMA) must not copy this object."""
         this = weakref.ref(self)
 
         def accumulated(parameter: torch.Tensor) -> None:
             if (optimizer := this()) is not None:
                 optimizer._accumulated(optimizer._tensors[parameter])
+
+        return [_hooked(tensor.parameter, accumulated) for tensor in self._all]
+
+    def _hooks_of_model(self, model: torch.nn.Module) -> list[Any]:
+        this = weakref.ref(self)
 
         def before(tensors: list[Trained]) -> Callable[..., None]:
             def forward(module: torch.nn.Module, arguments: Any) -> None:
@@ -123,9 +143,6 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]  # mypy does not r
             )
 
         handles: list[Any] = [
-            t.parameter.register_post_accumulate_grad_hook(accumulated) for t in self._all
-        ]
-        handles += [
             module.register_forward_pre_hook(before(tensors))
             for module, tensors in needed(model, self._tensors)
         ]
@@ -178,7 +195,8 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]  # mypy does not r
         if tensor.passes > self._passes_per_step:
             raise Rejected(
                 f"{tensor.name}: backward pass {tensor.passes} since the last step, "
-                f"backward_passes_per_step is {self._passes_per_step}; set it to as many"
+                f"backward_passes_per_step is {self._passes_per_step}; set it to as many, or give "
+                'aggregate="gradients" where the count changes'
             )
         if self._overlap and tensor.passes == self._passes_per_step:
             self._push(tensor)
@@ -223,8 +241,8 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]  # mypy does not r
         Rejected."""
         if getattr(self, "grad_scale", None) is not None:
             raise Rejected(
-                "a GradScaler skips steps on its own, which other workers would wait for; train "
-                "in bfloat16, which needs no scaling"
+                "a GradScaler skips steps on its own, which other workers would wait for; give "
+                'aggregate="gradients", where all skip alike, or train in bfloat16 without one'
             )
         for group, hyper in self._hypers.items():
             now = self._hyper(group)
@@ -238,16 +256,21 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]  # mypy does not r
         for tensor in self._all:
             if tensor.pushed and tensor.grad_changed:
                 raise Rejected(
-                    f"{tensor.name}: its gradient was changed after it was pushed; to clip or "
-                    "scale gradients give overlap=False"
+                    f"{tensor.name}: its gradient was changed after it was pushed; to clip by the "
+                    'norm over all workers give aggregate="gradients", to change each worker\'s '
+                    "own gradient overlap=False"
                 )
             if not tensor.parameter.requires_grad:
-                raise Rejected(f"{tensor.name} was frozen after it joined the job")
+                raise Rejected(
+                    f"{tensor.name} was frozen after it joined the job; freeze it before, or give "
+                    'aggregate="gradients"'
+                )
         for parameter in self._frozen:
             if parameter.requires_grad:
                 raise Rejected(
                     f"a parameter of shape {list(parameter.shape)} was unfrozen after the "
-                    "optimiser was wrapped; wrap it when all that it trains is trainable"
+                    "optimiser was wrapped; wrap it when all that it trains is trainable, or give "
+                    'aggregate="gradients"'
                 )
 
     # Forward: pull --------------------------------------------------------------------------------
@@ -277,7 +300,10 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]  # mypy does not r
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         if self._joined:
-            raise Rejected("a job's tensors are fixed when it begins: no group can be added")
+            raise Rejected(
+                "a job's tensors are fixed when it begins, and no group can be added: give all "
+                'groups before the optimiser is wrapped, or aggregate="gradients"'
+            )
         super().add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
@@ -296,3 +322,12 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]  # mypy does not r
 
     def __getstate__(self) -> dict[str, Any]:
         raise Rejected("this optimiser is one worker of a job: it cannot be copied or pickled")
+
+
+def _hooked(parameter: torch.nn.Parameter, accumulated: Callable[[torch.Tensor], None]) -> Any:
+    """Register the hook; one on a frozen parameter counts once it is trainable."""
+    trainable = parameter.requires_grad
+    parameter.requires_grad_(True)
+    handle = parameter.register_post_accumulate_grad_hook(accumulated)
+    parameter.requires_grad_(trainable)
+    return handle

@@ -35,7 +35,8 @@ def rule_of(optimizer: torch.optim.Optimizer) -> str:
     kind = type(optimizer)
     if kind not in _KNOWN:
         raise Rejected(
-            f"optimiser {kind.__name__} has no update rule of the aggregators; use one of "
+            f"optimiser {kind.__name__} has no update rule of the aggregators; give "
+            f'aggregate="gradients", which takes any, or use one of '
             f"{', '.join(known.__name__ for known in _KNOWN)}"
         )
     if any(float(state.get("step", 1)) != 0 for state in optimizer.state.values()):
@@ -73,7 +74,7 @@ def _check(kind: str, group: Group) -> None:
         if option in group and group[option] not in allowed:
             raise Rejected(
                 f"{kind}: {option}={group[option]} cannot be mapped to an update rule of the "
-                f"aggregators; leave it at {allowed[0]}"
+                f'aggregators; leave it at {allowed[0]}, or give aggregate="gradients"'
             )
 
 

@@ -142,17 +142,22 @@ def trained(
                 )
         for parameter in sorted(own, key=order.__getitem__):
             name = names[parameter]
-            if torch.nn.parameter.is_lazy(parameter):
-                raise Rejected(f"{name} has no shape yet: run a forward pass before wrapping")
-            if parameter.dtype not in _FLOATS:
-                raise Rejected(
-                    f"{name} is {parameter.dtype}; aggregators hold parameters in float32, models "
-                    "may have them in float32, float16 or bfloat16"
-                )
+            fit_parameter(name, parameter)
             found[parameter] = Trained(name, parameter, index, in_place)
     if not found:
         raise Rejected("the optimiser has no trainable parameter; nothing would be pushed")
     return found
+
+
+def fit_parameter(name: str, parameter: torch.nn.Parameter) -> None:
+    """Raise Rejected where aggregators cannot hold the parameter."""
+    if torch.nn.parameter.is_lazy(parameter):
+        raise Rejected(f"{name} has no shape yet: run a forward pass before wrapping")
+    if parameter.dtype not in _FLOATS:
+        raise Rejected(
+            f"{name} is {parameter.dtype}; aggregators hold parameters in float32, models "
+            "may have them in float32, float16 or bfloat16"
+        )
 
 
 def initial_values(tensors: Iterable[Trained]) -> dict[str, Array]:
