@@ -40,7 +40,18 @@ SLICE_ELEMENTS: Final = 65_536
 """The longest slice that can be had without a copy."""
 GRADIENT_SCALE: Final = np.float32(0.01)
 USAGE_EXIT: Final = 64
-_RULES: Final = ("sgd", "momentum", "nesterov", "adam", "adamw", "adagrad")
+_RULES: Final = (
+    "sgd",
+    "momentum",
+    "nesterov",
+    "adam",
+    "adamw",
+    "nadam",
+    "adagrad",
+    "rmsprop",
+    "rmsprop_momentum",
+    "rmsprop_centered",
+)
 _SLEEP_S_MIN: Final = 2e-4
 _INITIAL: Final = 2**20
 """The `worker` under which initial parameters are drawn."""

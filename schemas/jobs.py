@@ -148,20 +148,26 @@ class UpdateRule(Record, kw_only=True, frozen=True):
     These are the values of a push that carries none of its own (see slots.Hyper).
     """
 
-    name: Literal["sgd", "momentum", "nesterov", "adam", "adamw", "adagrad", "sum"] = "sgd"
+    name: Literal[
+        "sgd", "momentum", "nesterov", "adam", "adamw", "nadam", "adagrad", "rmsprop",
+        "rmsprop_momentum", "rmsprop_centered", "sum",
+    ] = "sgd"  # fmt: skip
     """The rule. `sum`: workers get the sum of their gradients, and take the step themselves."""
     learning_rate: Single = 0.01
     """The step, for every rule."""
     momentum: Single = 0.9
-    """The share of the last update that goes into the next: momentum and nesterov."""
+    """The share of the last update that goes into the next: momentum, nesterov, rmsprop_momentum
+    and rmsprop_centered."""
     beta1: Decay = 0.9
-    """Decay of the mean of gradients: adam and adamw."""
+    """Decay of the mean of gradients: adam, adamw and nadam."""
     beta2: Decay = 0.999
-    """Decay of the mean of squared gradients: adam and adamw."""
+    """Decay of the mean of squared gradients: adam, adamw, nadam and rmsprop's (alpha)."""
     epsilon: Single = 1e-8
-    """Added to divisors: adam, adamw and adagrad."""
+    """Added to divisors: adam, adamw, nadam, adagrad and rmsprop's."""
     weight_decay: Single = 0.0
     """The share of the parameters that is taken off, with the gradient or, by adamw, beside it."""
+    momentum_decay: Annotated[float, msgspec.Meta(ge=0.0, le=3e38)] = 0.004
+    """How fast nadam's momentum grows to beta1."""
 
 
 class JobSpec(Record, kw_only=True, frozen=True):

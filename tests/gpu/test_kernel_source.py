@@ -133,7 +133,7 @@ def exact_adam(
     gradients: list[np.ndarray], p: Any, m: Any, v: Any, hyper: Hyper, t: int
 ) -> tuple[Any, Any]:
     """The rule in float64, and the terms that its float32 result rounds."""
-    lr, _, b1, b2, eps, wd = hyper
+    lr, _, b1, b2, eps, wd, _ = hyper
     g = sum(gradient.astype(np.float64) for gradient in gradients) / len(gradients) + wd * p
     size = sum(np.abs(gradient.astype(np.float64)) for gradient in gradients) + np.abs(wd * p)
     m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g * g

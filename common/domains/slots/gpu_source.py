@@ -106,6 +106,10 @@ extern "C" __global__ void {kernel}(
 """
 
 
+_INTRINSICS: Final[dict[Any, str]] = {np.sqrt: "__fsqrt_rn", np.absolute: "fabsf"}
+"""Functions of the rules, each rounded once or exact."""
+
+
 class _Traced:
     """A float32 of the kernel. What is done to it becomes a statement."""
 
@@ -132,14 +136,14 @@ class _Traced:
         return self._emit("__fdiv_rn", self, other)
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: "_Traced") -> "_Traced":
-        if ufunc is not np.sqrt or method != "__call__":
+        if ufunc not in _INTRINSICS or method != "__call__":
             raise TypeError(f"the rules use {ufunc.__name__}, which the GPU kernel does not know")
-        return self._emit("__fsqrt_rn", *inputs)
+        return self._emit(_INTRINSICS[ufunc], *inputs)
 
 
 def trace(rule: str) -> tuple[list[str], str, list[str]]:
     """(statements, name of the new parameter, names of the new states) of one element's update
-    from g, p, s0, s1 and k0 to k11. Raises ValueError for an unknown rule."""
+    from g, p, s0, s1, ... and k0, k1, .... Raises ValueError for an unknown rule."""
     statements: list[str] = []
     k: Any = [_Traced(f"k{place}", statements) for place in range(SCALARS)]
     count = RULES[rule].states if rule in RULES else 0

@@ -27,18 +27,20 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
-from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic, overload
 from numpy.typing import NDArray
 
-from slackwater.common.domains.slots.gradient_squares import (
-    EACH,
-    FLOOR,
-    MEAN,
-    SECOND,
-    FoldSquares,
-    Sums,
+from slackwater.common.domains.slots.gradient_squares import FLOOR, FoldSquares, Sums
+from slackwater.common.domains.slots.kernel_elements import (
+    SUM_ELEMENTS,
+    add_sums,
+    gradient_mean,
+    kernel,
+    larger,
+    parts,
+    plus,
+    sum_slots,
+    weight,
+    within,
 )
 from slackwater.common.domains.slots.rules import (
     B1,
@@ -47,8 +49,10 @@ from slackwater.common.domains.slots.rules import (
     B2C,
     DECAY,
     EPS,
+    GS,
     INVERSE,
     LR,
+    MS,
     MU,
     RULES,
     SCALARS,
@@ -57,17 +61,10 @@ from slackwater.common.domains.slots.rules import (
     Floats,
     R,
 )
-from slackwater.common.native.compiled import njit
 from slackwater.schemas.jobs import DType
 
 INFINITY: Final = 0x7F800000
 FUSED_WORKERS_MAX: Final = 4
-_SUM_ELEMENTS: Final = 64 * 1024
-"""256 KiB of float32: the sum of many slots is read again from the second-level cache."""
-_PART: Final = np.uint64(_SUM_ELEMENTS)
-_MAGNITUDE: Final = np.uint32(0x7FFFFFFF)
-_RECIPROCAL: Final = np.uint32(0x7EF127EA)
-_TWO: Final = np.float32(2)
 KERNEL_DTYPES: Final[dict[DType, type[np.generic]]] = {
     "float32": np.float32,
     "float16": np.uint16,
@@ -75,307 +72,274 @@ KERNEL_DTYPES: Final[dict[DType, type[np.generic]]] = {
 }
 
 
-@intrinsic
-def _bits(typing: Any, x: Any) -> Any:
-    def cast(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.bitcast(arguments[0], ir.IntType(32))
-
-    return types.uint32(types.float32), cast
-
-
-@intrinsic
-def _float(typing: Any, x: Any) -> Any:
-    def cast(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.bitcast(arguments[0], ir.FloatType())
-
-    return types.float32(types.uint32), cast
-
-
-@njit
-def _half(x):
-    """A half's bits, without branches. A subnormal is the difference of two normal numbers: exact,
-    and no operand is subnormal, which would be slow."""
-    magnitude = np.uint32(np.uint32(x & np.uint16(0x7FFF)) << np.uint32(13))
-    exponent = np.uint32(magnitude & np.uint32(0x0F800000))
-    normal = np.uint32(magnitude + np.uint32(112 << 23))
-    special = np.uint32(normal + np.uint32(112 << 23))
-    tiny = _bits(_float(np.uint32(normal + np.uint32(1 << 23))) - _float(np.uint32(113 << 23)))
-    value = tiny if exponent == 0 else (special if exponent == np.uint32(0x0F800000) else normal)
-    return _float(np.uint32(value | np.uint32(np.uint32(x & np.uint16(0x8000)) << np.uint32(16))))
-
-
-def _widen(x):
-    """One gradient's value as float32."""
-    return x
-
-
-@overload(_widen)
-def _widen_typed(x):
-    if x == types.float32:
-        return lambda x: x
-    if x == types.int16:
-        return lambda x: _float(np.uint32(np.uint32(np.uint16(x)) << np.uint32(16)))
-    return lambda x: _half(x)
-
-
-def _mean(slots, i, inverse):
-    """The mean of element i over a tuple of slots, summed in order; the sum of their squares. Of
-    many slots both come in arrays, as ((means, squares),)."""
-    return slots[0][i], slots[0][i]
-
-
-@overload(_mean)
-def _mean_typed(slots, i, inverse):
-    def summed(slots, i, inverse):
-        return slots[0][0][i], slots[0][1][i]
-
-    def one(slots, i, inverse):
-        a = _widen(slots[0][i])
-        return a, a * a
-
-    def two(slots, i, inverse):
-        a, b = _widen(slots[0][i]), _widen(slots[1][i])
-        return (a + b) * inverse, a * a + b * b
-
-    def three(slots, i, inverse):
-        a, b, c = _widen(slots[0][i]), _widen(slots[1][i]), _widen(slots[2][i])
-        return (a + b + c) * inverse, a * a + b * b + c * c
-
-    def four(slots, i, inverse):
-        a, b = _widen(slots[0][i]), _widen(slots[1][i])
-        c, d = _widen(slots[2][i]), _widen(slots[3][i])
-        return (a + b + c + d) * inverse, a * a + b * b + c * c + d * d
-
-    if isinstance(slots.dtype, types.BaseTuple):
-        return summed
-    return (one, two, three, four)[slots.count - 1]
-
-
-@njit(fastmath={"reassoc", "nsz"})
-def _plus(total, x):
-    """An addition that may be reordered with others of its kind."""
-    return total + x
-
-
-@njit
-def _weight(x):
-    """1 / x to .3 %, for a normal x > 0: one step of Newton's, for a division takes longer."""
-    guess = _float(np.uint32(_RECIPROCAL - _bits(x)))
-    return guess * (_TWO - x * guess)
-
-
-@njit
-def _parts(n):
-    return (n + _SUM_ELEMENTS - 1) // _SUM_ELEMENTS
-
-
-@njit
-def _within(part, n):
-    """The elements of a part. Indices without a sign need no look whether they count from the
-    end, which would forbid to do several elements side by side."""
-    start = np.uint64(part) * _PART
-    return range(start, min(np.uint64(n), start + _PART))
-
-
-@njit
-def _add(sums, each, mean, second):
-    sums[EACH] += each
-    sums[MEAN] += mean
-    sums[SECOND] += second
-
-
-def _kernel(function: Callable[..., Any]) -> Callable[..., Any]:
-    compiled: Callable[..., Any] = njit(nogil=True, cache=True, error_model="numpy")(function)
-    return compiled
-
-
-@_kernel
-def _sum(slots, stride, workers, lo, inverse, g, squares):
-    """The mean over many slots of one array, `stride` elements apart, from element `lo` on; and the
-    sum of their squares, if it is wanted."""
-    n = g.size
-    first = slots[lo : lo + n]
-    for i in range(n):
-        g[i] = _widen(first[i])
-    if squares is not None:
-        for i in range(n):
-            squares[i] = g[i] * g[i]
-    for rank in range(1, workers):
-        other = slots[rank * stride + lo : rank * stride + lo + n]
-        if squares is None:
-            for i in range(n):
-                g[i] += _widen(other[i])
-        else:
-            for i in range(n):
-                x = _widen(other[i])
-                g[i] += x
-                squares[i] += x * x
-    for i in range(n):
-        g[i] *= inverse
-
-
-@njit
-def _larger(largest, x):
-    return max(largest, np.uint32(_bits(x) & _MAGNITUDE))
-
-
-@_kernel
+@kernel
 def _sgd(slots, p, new_p, k, sums):
     lr, wd, inverse = k[LR], k[WD], k[INVERSE]
     largest = np.uint32(0)
-    for part in range(_parts(p.size)):
+    for part in range(parts(p.size)):
         each = large = np.float32(0)
-        for i in _within(part, p.size):
-            mean, squares = _mean(slots, i, inverse)
+        for i in within(part, p.size):
+            mean, squares = gradient_mean(slots, i, inverse)
             g = mean + wd * p[i]
             value = p[i] - lr * g
             if sums is not None:
-                each = _plus(each, squares)
-                large = _plus(large, mean * mean)
+                each = plus(each, squares)
+                large = plus(large, mean * mean)
             new_p[i] = value
-            largest = _larger(largest, value)
+            largest = larger(largest, value)
         if sums is not None:
-            _add(sums, each, large, 0.0)
+            add_sums(sums, each, large, 0.0)
     return largest
 
 
-@_kernel
+@kernel
 def _momentum(slots, p, new_p, m, new_m, k, sums):
     lr, mu, wd, inverse = k[LR], k[MU], k[WD], k[INVERSE]
     largest = np.uint32(0)
-    for part in range(_parts(p.size)):
+    for part in range(parts(p.size)):
         each = large = np.float32(0)
-        for i in _within(part, p.size):
-            mean, squares = _mean(slots, i, inverse)
+        for i in within(part, p.size):
+            mean, squares = gradient_mean(slots, i, inverse)
             g = mean + wd * p[i]
             moment = mu * m[i] + g
             value = p[i] - lr * moment
             if sums is not None:
-                each = _plus(each, squares)
-                large = _plus(large, mean * mean)
+                each = plus(each, squares)
+                large = plus(large, mean * mean)
             new_m[i] = moment
             new_p[i] = value
-            largest = _larger(largest, value)
+            largest = larger(largest, value)
         if sums is not None:
-            _add(sums, each, large, 0.0)
+            add_sums(sums, each, large, 0.0)
     return largest
 
 
-@_kernel
+@kernel
 def _nesterov(slots, p, new_p, m, new_m, k, sums):
     lr, mu, wd, inverse = k[LR], k[MU], k[WD], k[INVERSE]
     largest = np.uint32(0)
-    for part in range(_parts(p.size)):
+    for part in range(parts(p.size)):
         each = large = np.float32(0)
-        for i in _within(part, p.size):
-            mean, squares = _mean(slots, i, inverse)
+        for i in within(part, p.size):
+            mean, squares = gradient_mean(slots, i, inverse)
             g = mean + wd * p[i]
             moment = mu * m[i] + g
             value = p[i] - lr * (g + mu * moment)
             if sums is not None:
-                each = _plus(each, squares)
-                large = _plus(large, mean * mean)
+                each = plus(each, squares)
+                large = plus(large, mean * mean)
             new_m[i] = moment
             new_p[i] = value
-            largest = _larger(largest, value)
+            largest = larger(largest, value)
         if sums is not None:
-            _add(sums, each, large, 0.0)
+            add_sums(sums, each, large, 0.0)
     return largest
 
 
-@_kernel
+@kernel
 def _adam(slots, p, new_p, m, new_m, v, new_v, k, sums):
     wd, inverse, step, r, eps = k[WD], k[INVERSE], k[STEP], k[R], k[EPS]
     b1, b1c, b2, b2c = k[B1], k[B1C], k[B2], k[B2C]
     largest = np.uint32(0)
     floor = np.float32(0) if sums is None else np.float32(sums[FLOOR])
-    for part in range(_parts(p.size)):
+    for part in range(parts(p.size)):
         each = large = second = np.float32(0)
-        for i in _within(part, p.size):
-            mean, squares = _mean(slots, i, inverse)
+        for i in within(part, p.size):
+            mean, squares = gradient_mean(slots, i, inverse)
             g = mean + wd * p[i]
             moment = b1 * m[i] + b1c * g
             square = b2 * v[i] + b2c * (g * g)
             value = p[i] - step * (moment / (np.sqrt(square) * r + eps))
             if sums is not None:
-                w = _weight(v[i] + floor)
-                each = _plus(each, squares * w)
-                large = _plus(large, mean * mean * w)
-                second = _plus(second, square)
+                w = weight(v[i] + floor)
+                each = plus(each, squares * w)
+                large = plus(large, mean * mean * w)
+                second = plus(second, square)
             new_m[i] = moment
             new_v[i] = square
             new_p[i] = value
-            largest = _larger(_larger(largest, value), square)
+            largest = larger(larger(largest, value), square)
         if sums is not None:
-            _add(sums, each, large, second)
+            add_sums(sums, each, large, second)
     return largest
 
 
-@_kernel
+@kernel
 def _adamw(slots, p, new_p, m, new_m, v, new_v, k, sums):
     decay, inverse, step, r, eps = k[DECAY], k[INVERSE], k[STEP], k[R], k[EPS]
     b1, b1c, b2, b2c = k[B1], k[B1C], k[B2], k[B2C]
     largest = np.uint32(0)
     floor = np.float32(0) if sums is None else np.float32(sums[FLOOR])
-    for part in range(_parts(p.size)):
+    for part in range(parts(p.size)):
         each = large = second = np.float32(0)
-        for i in _within(part, p.size):
-            g, squares = _mean(slots, i, inverse)
+        for i in within(part, p.size):
+            g, squares = gradient_mean(slots, i, inverse)
             moment = b1 * m[i] + b1c * g
             square = b2 * v[i] + b2c * (g * g)
             value = p[i] * decay - step * (moment / (np.sqrt(square) * r + eps))
             if sums is not None:
-                w = _weight(v[i] + floor)
-                each = _plus(each, squares * w)
-                large = _plus(large, g * g * w)
-                second = _plus(second, square)
+                w = weight(v[i] + floor)
+                each = plus(each, squares * w)
+                large = plus(large, g * g * w)
+                second = plus(second, square)
             new_m[i] = moment
             new_v[i] = square
             new_p[i] = value
-            largest = _larger(_larger(largest, value), square)
+            largest = larger(larger(largest, value), square)
         if sums is not None:
-            _add(sums, each, large, second)
+            add_sums(sums, each, large, second)
     return largest
 
 
-@_kernel
+@kernel
+def _nadam(slots, p, new_p, m, new_m, v, new_v, k, sums):
+    wd, inverse, gs, ms, r, eps = k[WD], k[INVERSE], k[GS], k[MS], k[R], k[EPS]
+    b1, b1c, b2, b2c = k[B1], k[B1C], k[B2], k[B2C]
+    largest = np.uint32(0)
+    floor = np.float32(0) if sums is None else np.float32(sums[FLOOR])
+    for part in range(parts(p.size)):
+        each = large = second = np.float32(0)
+        for i in within(part, p.size):
+            mean, squares = gradient_mean(slots, i, inverse)
+            g = mean + wd * p[i]
+            moment = b1 * m[i] + b1c * g
+            square = b2 * v[i] + b2c * (g * g)
+            value = p[i] - (gs * g + ms * moment) / (np.sqrt(square) * r + eps)
+            if sums is not None:
+                w = weight(v[i] + floor)
+                each = plus(each, squares * w)
+                large = plus(large, mean * mean * w)
+                second = plus(second, square)
+            new_m[i] = moment
+            new_v[i] = square
+            new_p[i] = value
+            largest = larger(larger(largest, value), square)
+        if sums is not None:
+            add_sums(sums, each, large, second)
+    return largest
+
+
+@kernel
+def _rmsprop(slots, p, new_p, v, new_v, k, sums):
+    lr, wd, inverse, eps, b2, b2c = k[LR], k[WD], k[INVERSE], k[EPS], k[B2], k[B2C]
+    largest = np.uint32(0)
+    floor = np.float32(0) if sums is None else np.float32(sums[FLOOR])
+    for part in range(parts(p.size)):
+        each = large = second = np.float32(0)
+        for i in within(part, p.size):
+            mean, squares = gradient_mean(slots, i, inverse)
+            g = mean + wd * p[i]
+            square = b2 * v[i] + b2c * (g * g)
+            value = p[i] - lr * (g / (np.sqrt(square) + eps))
+            if sums is not None:
+                w = weight(v[i] + floor)
+                each = plus(each, squares * w)
+                large = plus(large, mean * mean * w)
+                second = plus(second, square)
+            new_v[i] = square
+            new_p[i] = value
+            largest = larger(larger(largest, value), square)
+        if sums is not None:
+            add_sums(sums, each, large, second)
+    return largest
+
+
+@kernel
+def _rmsprop_momentum(slots, p, new_p, v, new_v, m, new_m, k, sums):
+    lr, mu, wd, inverse = k[LR], k[MU], k[WD], k[INVERSE]
+    eps, b2, b2c = k[EPS], k[B2], k[B2C]
+    largest = np.uint32(0)
+    floor = np.float32(0) if sums is None else np.float32(sums[FLOOR])
+    for part in range(parts(p.size)):
+        each = large = second = np.float32(0)
+        for i in within(part, p.size):
+            mean, squares = gradient_mean(slots, i, inverse)
+            g = mean + wd * p[i]
+            square = b2 * v[i] + b2c * (g * g)
+            moment = mu * m[i] + g / (np.sqrt(square) + eps)
+            value = p[i] - lr * moment
+            if sums is not None:
+                w = weight(v[i] + floor)
+                each = plus(each, squares * w)
+                large = plus(large, mean * mean * w)
+                second = plus(second, square)
+            new_v[i] = square
+            new_m[i] = moment
+            new_p[i] = value
+            largest = larger(larger(largest, value), square)
+        if sums is not None:
+            add_sums(sums, each, large, second)
+    return largest
+
+
+@kernel
+def _rmsprop_centered(slots, p, new_p, v, new_v, m, new_m, a, new_a, k, sums):
+    lr, mu, wd, inverse = k[LR], k[MU], k[WD], k[INVERSE]
+    eps, b2, b2c = k[EPS], k[B2], k[B2C]
+    largest = np.uint32(0)
+    floor = np.float32(0) if sums is None else np.float32(sums[FLOOR])
+    for part in range(parts(p.size)):
+        each = large = second = np.float32(0)
+        for i in within(part, p.size):
+            mean, squares = gradient_mean(slots, i, inverse)
+            g = mean + wd * p[i]
+            square = b2 * v[i] + b2c * (g * g)
+            average = b2 * a[i] + b2c * g
+            moment = mu * m[i] + g / (np.sqrt(abs(square - average * average)) + eps)
+            value = p[i] - lr * moment
+            if sums is not None:
+                w = weight(v[i] + floor)
+                each = plus(each, squares * w)
+                large = plus(large, mean * mean * w)
+                second = plus(second, square)
+            new_v[i] = square
+            new_m[i] = moment
+            new_a[i] = average
+            new_p[i] = value
+            largest = larger(larger(largest, value), square)
+        if sums is not None:
+            add_sums(sums, each, large, second)
+    return largest
+
+
+@kernel
 def _adagrad(slots, p, new_p, h, new_h, k, sums):
     lr, wd, inverse, eps = k[LR], k[WD], k[INVERSE], k[EPS]
     largest = np.uint32(0)
     floor = np.float32(0) if sums is None else np.float32(sums[FLOOR])
-    for part in range(_parts(p.size)):
+    for part in range(parts(p.size)):
         each = large = second = np.float32(0)
-        for i in _within(part, p.size):
-            mean, squares = _mean(slots, i, inverse)
+        for i in within(part, p.size):
+            mean, squares = gradient_mean(slots, i, inverse)
             g = mean + wd * p[i]
             total = h[i] + g * g
             value = p[i] - lr * (g / (np.sqrt(total) + eps))
             if sums is not None:
-                w = _weight(h[i] + floor)
-                each = _plus(each, squares * w)
-                large = _plus(large, mean * mean * w)
-                second = _plus(second, total)
+                w = weight(h[i] + floor)
+                each = plus(each, squares * w)
+                large = plus(large, mean * mean * w)
+                second = plus(second, total)
             new_h[i] = total
             new_p[i] = value
-            largest = _larger(_larger(largest, value), total)
+            largest = larger(larger(largest, value), total)
         if sums is not None:
-            _add(sums, each, large, second)
+            add_sums(sums, each, large, second)
     return largest
 
 
-@_kernel
+@kernel
 def _total(slots, p, new_p, k, sums):
     inverse = k[INVERSE]
-    for part in range(_parts(p.size)):
+    for part in range(parts(p.size)):
         each = large = np.float32(0)
-        for i in _within(part, p.size):
-            mean, squares = _mean(slots, i, inverse)
+        for i in within(part, p.size):
+            mean, squares = gradient_mean(slots, i, inverse)
             new_p[i] = mean
             if sums is not None:
-                each = _plus(each, squares)
-                large = _plus(large, mean * mean)
+                each = plus(each, squares)
+                large = plus(large, mean * mean)
         if sums is not None:
-            _add(sums, each, large, 0.0)
+            add_sums(sums, each, large, 0.0)
     return np.uint32(0)  # Any value counts.
 
 
@@ -385,7 +349,11 @@ _KERNELS: Final[dict[str, Callable[..., Any]]] = {
     "nesterov": _nesterov,
     "adam": _adam,
     "adamw": _adamw,
+    "nadam": _nadam,
     "adagrad": _adagrad,
+    "rmsprop": _rmsprop,
+    "rmsprop_momentum": _rmsprop_momentum,
+    "rmsprop_centered": _rmsprop_centered,
     "sum": _total,
 }
 assert _KERNELS.keys() == RULES.keys()
@@ -431,13 +399,13 @@ class Fold:
         return largest < INFINITY
 
     def _fold_many(self, lo: int, hi: int, k: Floats, sums: Sums | None) -> int:
-        g = np.empty(min(_SUM_ELEMENTS, hi - lo), np.float32)
+        g = np.empty(min(SUM_ELEMENTS, hi - lo), np.float32)
         squares = None if sums is None else np.empty_like(g)
         largest = 0
-        for start in range(lo, hi, _SUM_ELEMENTS):
-            n = min(_SUM_ELEMENTS, hi - start)
+        for start in range(lo, hi, SUM_ELEMENTS):
+            n = min(SUM_ELEMENTS, hi - start)
             part, of = g[:n], None if squares is None else squares[:n]
-            _sum(self._slots, self._stride, self._workers, start, k[INVERSE], part, of)
+            sum_slots(self._slots, self._stride, self._workers, start, k[INVERSE], part, of)
             slots = (part,) if of is None else ((part, of),)
             buffers = (buffer[start : start + n] for buffer in self._buffers)
             largest = max(largest, int(self._kernel(slots, *buffers, k, sums)))
@@ -462,7 +430,9 @@ def fold_chunk(
 def warm(rule: str, dtype: DType, workers: int = 1, *, noise: bool = False) -> None:
     """Compile, or load from disk, what such a job needs. Takes up to a few seconds the first time
     on a machine: call it off the event loop."""
-    pairs = [(np.zeros(1, np.float32), np.zeros(1, np.float32)) for _ in range(3)]
+    pairs = [
+        (np.zeros(1, np.float32), np.zeros(1, np.float32)) for _ in range(1 + RULES[rule].states)
+    ]
     states = pairs[1 : 1 + RULES[rule].states]
     slots = np.zeros(workers, KERNEL_DTYPES[dtype])
     k = np.zeros(SCALARS, np.float32)

@@ -12,14 +12,22 @@ updates of the optimiser's state, from 1; the bias corrections are computed from
     adam            m' = b1 m + (1-b1) g           p' = p - step (m' / (sqrt(v') r + eps))
                     v' = b2 v + (1-b2) (g g)       step = lr / (1 - b1^t), r = 1 / sqrt(1 - b2^t)
     adamw           as adam, with p (1 - lr wd) in place of p
+    nadam           m', v' as adam                 p' = p - (gs g + ms m') / (sqrt(v') r + eps)
+                    gs = lr (1 - mu_t) / (1 - M_t), ms = lr mu_t+1 / (1 - M_t mu_t+1), where
+                    mu_t = b1 (1 - 0.96^(t psi) / 2), psi = momentum_decay, M_t = mu_1 ... mu_t
     adagrad         h' = h + g g                   p' = p - lr (g / (sqrt(h') + eps))
+    rmsprop         v' = b2 v + (1-b2) (g g)       p' = p - lr (g / (sqrt(v') + eps))
+    rmsprop_momentum   v' as rmsprop; m' = mu m + g / (sqrt(v') + eps), p' = p - lr m'
+    rmsprop_centered   as that, with |v' - a' a'| in place of v' in m'; a' = b2 a + (1-b2) g
     sum             p' = W g: the sum of the gradients, which are not divided by W; any value counts
 
 A job with the rule `sum` has its optimiser in its program: nothing of a version goes into the next.
 Every operation rounds to float32 once: no fused multiply-add, no reordering. So the result depends
-neither on the order of arrival nor on how the bucket is cut into chunks.
+neither on the order of arrival nor on how the bucket is cut into chunks. (PyTorch has v' - a' a' as
+it is: rounding can make it negative, and the step NaN.)
 """
 
+import functools
 import math
 import struct
 from collections.abc import Sequence
@@ -34,6 +42,7 @@ from slackwater.schemas.jobs import UpdateRule
 Floats = NDArray[np.float32]
 
 _BLOCK: Final = struct.Struct("<8d")
+_NOTHING: Final = 2.0**-60
 
 
 class Hyper(NamedTuple):
@@ -45,6 +54,7 @@ class Hyper(NamedTuple):
     beta2: float = 0.999
     epsilon: float = 1e-8
     weight_decay: float = 0.0
+    momentum_decay: float = 0.004
 
     @classmethod
     def of(cls, rule: UpdateRule) -> "Hyper":
@@ -53,7 +63,7 @@ class Hyper(NamedTuple):
 
     def pack(self) -> bytes:
         """The 64 bytes of a rank's block."""
-        return _BLOCK.pack(*self, 0.0, 0.0)
+        return _BLOCK.pack(*self, 0.0)
 
     @classmethod
     def unpack(cls, block: bytes) -> "Hyper":
@@ -86,6 +96,8 @@ class Rule:
                 return f"{name} is {value}: it must be a number"
             if name in ("beta1", "beta2") and not 0.0 <= value < 1.0:
                 return f"{name} is {value}: it must be in [0, 1)"
+            if name == "momentum_decay" and value < 0.0:
+                return f"{name} is {value}: it must be at least 0"
         return ""
 
     def difference(self, hyper: Hyper, reference: Hyper) -> str:
@@ -99,18 +111,23 @@ class Rule:
 
 _PLAIN: Final = ("learning_rate", "weight_decay")
 _ADAM: Final = ("learning_rate", "beta1", "beta2", "epsilon", "weight_decay")
+_RMSPROP: Final = ("learning_rate", "beta2", "epsilon", "weight_decay")
 RULES: Final[dict[str, Rule]] = {
     "sgd": Rule(0, _PLAIN),
     "momentum": Rule(1, (*_PLAIN, "momentum")),
     "nesterov": Rule(1, (*_PLAIN, "momentum")),
     "adam": Rule(2, _ADAM, second=1),
     "adamw": Rule(2, _ADAM, second=1),
+    "nadam": Rule(2, (*_ADAM, "momentum_decay"), second=1),
     "adagrad": Rule(1, (*_PLAIN, "epsilon"), second=0),
+    "rmsprop": Rule(1, _RMSPROP, second=0),
+    "rmsprop_momentum": Rule(2, (*_RMSPROP, "momentum"), second=0),
+    "rmsprop_centered": Rule(3, (*_RMSPROP, "momentum"), second=0),
     "sum": Rule(0, (), sums=True),
 }
 
 # Places in the array of scalars that a step is given.
-LR, MU, B1, B1C, B2, B2C, EPS, WD, STEP, R, DECAY, INVERSE, SCALARS = range(13)
+LR, MU, B1, B1C, B2, B2C, EPS, WD, STEP, R, DECAY, INVERSE, GS, MS, SCALARS = range(15)
 
 
 def divisor(rule: str, workers: int) -> int:
@@ -133,10 +150,34 @@ def scalars(hyper: Hyper, t: int, workers: int) -> Floats:
     if 0.0 <= hyper.beta1 < 1.0 and 0.0 <= hyper.beta2 < 1.0:  # Else no rule uses them (`fault`).
         k[STEP] = hyper.learning_rate / (1.0 - hyper.beta1**t)
         k[R] = 1.0 / math.sqrt(1.0 - hyper.beta2**t)
+        k[GS], k[MS] = _nesterov_steps(hyper, t)
     k[DECAY] = 1.0 - hyper.learning_rate * hyper.weight_decay
     k[INVERSE] = 1.0 / workers
     with np.errstate(over="ignore"):  # An infinity is found in the results and refused.
         return k.astype(np.float32)
+
+
+def _nesterov_steps(hyper: Hyper, t: int) -> tuple[float, float]:
+    """Return gs and ms of nadam's step t (Dozat 2016)."""
+    beta1, decay = hyper.beta1, max(0.0, hyper.momentum_decay)
+    now, ahead = nesterov_share(beta1, decay, t), nesterov_share(beta1, decay, t + 1)
+    product = nesterov_product(beta1, decay, t)
+    rate = hyper.learning_rate
+    return rate * (1.0 - now) / (1.0 - product), rate * ahead / (1.0 - product * ahead)
+
+
+def nesterov_share(beta1: float, momentum_decay: float, t: int) -> float:
+    """Return mu_t."""
+    return beta1 * (1.0 - 0.5 * math.pow(0.96, t * momentum_decay))
+
+
+@functools.lru_cache(256)
+def nesterov_product(beta1: float, momentum_decay: float, t: int) -> float:
+    """Return M_t; 0 where it is too small to count beside 1."""
+    if beta1**t < _NOTHING:
+        return 0.0
+    steps = np.arange(1, t + 1, dtype=np.float64)
+    return float(np.prod(beta1 * (1.0 - 0.5 * 0.96 ** (steps * momentum_decay))))
 
 
 def widen(gradient: NDArray[np.generic]) -> Floats:
@@ -182,6 +223,22 @@ def step(
                 if rule == "adamw":
                     p = p * k[DECAY]
                 return p - k[STEP] * (m / (np.sqrt(v) * k[R] + k[EPS])), (m, v)
+            case "nadam":
+                m = k[B1] * states[0] + k[B1C] * g
+                v = k[B2] * states[1] + k[B2C] * (g * g)
+                return p - (k[GS] * g + k[MS] * m) / (np.sqrt(v) * k[R] + k[EPS]), (m, v)
+            case "rmsprop":
+                v = k[B2] * states[0] + k[B2C] * (g * g)
+                return p - k[LR] * (g / (np.sqrt(v) + k[EPS])), (v,)
+            case "rmsprop_momentum":
+                v = k[B2] * states[0] + k[B2C] * (g * g)
+                m = k[MU] * states[1] + g / (np.sqrt(v) + k[EPS])
+                return p - k[LR] * m, (v, m)
+            case "rmsprop_centered":
+                v = k[B2] * states[0] + k[B2C] * (g * g)
+                a = k[B2] * states[2] + k[B2C] * g
+                m = k[MU] * states[1] + g / (np.sqrt(np.abs(v - a * a)) + k[EPS])
+                return p - k[LR] * m, (v, m, a)
             case "adagrad":
                 h = states[0] + g * g
                 return p - k[LR] * (g / (np.sqrt(h) + k[EPS])), (h,)

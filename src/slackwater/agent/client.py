@@ -220,9 +220,9 @@ class Agent:
         **hyper: float,
     ) -> None:
         """Push this worker's gradient of a tensor for its next iteration. None: it was produced in
-        the `gradient_buffer`. `hyper`: learning_rate, momentum, beta1, beta2, epsilon or
-        weight_decay of this push, where it is not the job's; one set a bucket, the last that was
-        given counts.
+        the `gradient_buffer`. `hyper`: learning_rate, momentum, beta1, beta2, epsilon, weight_decay
+        or momentum_decay of this push, where it is not the job's; one set a bucket, the last given
+        counts.
 
         Waits while the slot still holds the iteration before. After a GradientRefused, pushing the
         same iteration again is a retry: what was counted already is not counted twice.

@@ -23,12 +23,12 @@ from slackwater.agent import Agent
 from slackwater.agent.exit_hook import at_exit
 from slackwater.common.base.errors import Rejected
 from slackwater.schemas.jobs import DType, UpdateRule
-from slackwater.torch.rules import hyper_of, rule_of
+from slackwater.torch.rules import check_constant, hyper_of, rule_of
 from slackwater.torch.tensors import Trained, dtype_of_gradients, initial_values, needed, trained
 
 
 class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]  # mypy does not read torch.
-    """Wraps `optimizer` (SGD, Adam, AdamW or Adagrad, fresh), whose parameters are `model`'s."""
+    """Wraps `optimizer` (SGD, Adam, AdamW, NAdam, Adagrad, RMSprop) of `model`'s parameters."""
 
     _step_supports_amp_scaling = True
     """Makes a GradScaler hand over its scale, so that it can be refused."""
@@ -83,6 +83,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]  # mypy does not r
         self._agent = self._start(rule, gradient_dtype, agent)
         self._iteration = self._agent.iteration
         self._hypers: dict[int, dict[str, float]] = {}
+        self._firsts: dict[int, dict[str, float]] = {}
         self._adopt(self._all)
         self._begin(model)
 
@@ -210,7 +211,10 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]  # mypy does not r
         tensor.pushed = True
 
     def _hyper(self, group: int) -> dict[str, float]:
-        return hyper_of(self._agent.rule, self.param_groups[group], self._iteration + 1)
+        rule = self._agent.rule
+        hyper = hyper_of(rule, self.param_groups[group], self._iteration + 1)
+        check_constant(rule, hyper, self._firsts.setdefault(group, hyper))
+        return hyper
 
     # Step -----------------------------------------------------------------------------------------
 

@@ -19,6 +19,8 @@ _KNOWN: Final[tuple[type[torch.optim.Optimizer], ...]] = (
     torch.optim.Adam,
     torch.optim.AdamW,
     torch.optim.Adagrad,
+    torch.optim.RMSprop,
+    torch.optim.NAdam,
 )
 _MUST_BE: Final[dict[str, tuple[object, ...]]] = {
     "maximize": (False,),
@@ -28,6 +30,8 @@ _MUST_BE: Final[dict[str, tuple[object, ...]]] = {
     "initial_accumulator_value": (0,),
 }
 """Options that are mapped only where they have this value."""
+CONSTANT: Final[dict[str, tuple[str, ...]]] = {"nadam": ("beta1", "momentum_decay")}
+"""Hyper-parameters that a rule takes to have been the same in all steps."""
 
 
 def rule_of(optimizer: torch.optim.Optimizer) -> str:
@@ -51,11 +55,20 @@ def rule_of(optimizer: torch.optim.Optimizer) -> str:
         return _sgd(groups)
     if kind is torch.optim.Adagrad:
         return "adagrad"
+    if kind is torch.optim.RMSprop:
+        return _rmsprop(groups)
     decoupled = {bool(group.get("decoupled_weight_decay")) for group in groups}
     if len(decoupled) > 1:
         raise Rejected(
             "decoupled_weight_decay differs between parameter groups: a job has one rule"
         )
+    if kind is torch.optim.NAdam:
+        if decoupled.pop():
+            raise Rejected(
+                "NAdam: decoupled_weight_decay=True has no update rule of the aggregators; give "
+                'aggregate="gradients"'
+            )
+        return "nadam"
     return "adamw" if decoupled.pop() else "adam"
 
 
@@ -69,12 +82,32 @@ def _sgd(groups: Sequence[Group]) -> str:
     return "nesterov" if moving[0]["nesterov"] else "momentum"
 
 
+def _rmsprop(groups: Sequence[Group]) -> str:
+    """A job has the states that one of its groups needs."""
+    centered = {bool(group["centered"]) for group in groups}
+    if len(centered) > 1:
+        raise Rejected("centered differs between parameter groups: a job has one update rule")
+    if centered.pop():
+        return "rmsprop_centered"
+    return "rmsprop_momentum" if any(group["momentum"] for group in groups) else "rmsprop"
+
+
 def _check(kind: str, group: Group) -> None:
     for option, allowed in _MUST_BE.items():
         if option in group and group[option] not in allowed:
             raise Rejected(
                 f"{kind}: {option}={group[option]} cannot be mapped to an update rule of the "
                 f'aggregators; leave it at {allowed[0]}, or give aggregate="gradients"'
+            )
+
+
+def check_constant(rule: str, hyper: Mapping[str, float], first: Mapping[str, float]) -> None:
+    """Raise Rejected where a push of the group differs from its first one and must not."""
+    for name in CONSTANT.get(rule, ()):
+        if hyper[name] != first[name]:
+            raise Rejected(
+                f"{name} became {hyper[name]} from {first[name]}: rule {rule} takes it to be the "
+                'same in all steps; leave it, or give aggregate="gradients"'
             )
 
 
@@ -96,7 +129,21 @@ def hyper_of(rule: str, group: Group, iteration: int) -> dict[str, float]:
     if rule == "adagrad":
         hyper["learning_rate"] = rate / (1.0 + (iteration - 1) * float(group["lr_decay"]))
         return hyper
+    if rule.startswith("rmsprop"):
+        return hyper | _rmsprop_hyper(rule, group)
     if bool(group.get("decoupled_weight_decay")) != (rule == "adamw"):
         raise Rejected(f"decoupled_weight_decay changed after the job began with rule {rule}")
     beta1, beta2 = group["betas"]
-    return hyper | {"beta1": float(beta1), "beta2": float(beta2)}
+    hyper |= {"beta1": float(beta1), "beta2": float(beta2)}
+    return hyper | ({"momentum_decay": float(group["momentum_decay"])} if rule == "nadam" else {})
+
+
+def _rmsprop_hyper(rule: str, group: Group) -> dict[str, float]:
+    momentum, centered = float(group["momentum"]), bool(group["centered"])
+    if centered != (rule == "rmsprop_centered") or (momentum and rule == "rmsprop"):
+        raise Rejected(
+            f"momentum={momentum}, centered={centered} came after the job began with rule {rule}; "
+            "construct the optimiser with what it will need"
+        )
+    hyper = {"beta2": float(group["alpha"])}
+    return hyper if rule == "rmsprop" else hyper | {"momentum": momentum}

@@ -32,7 +32,21 @@ def gradients(iteration: int, dtype: DType) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize("rule", ["sgd", "momentum", "nesterov", "adam", "adamw", "adagrad"])
+@pytest.mark.parametrize(
+    "rule",
+    [
+        "sgd",
+        "momentum",
+        "nesterov",
+        "adam",
+        "adamw",
+        "nadam",
+        "adagrad",
+        "rmsprop",
+        "rmsprop_momentum",
+        "rmsprop_centered",
+    ],
+)
 def test_it_ends_at_the_bits_of_a_replay_of_one_worker(rule: str, dtype: DType) -> None:
     update = UpdateRule(name=rule, learning_rate=0.05, weight_decay=0.01)  # type: ignore[arg-type]
     with Agent(tensors=initial(), update=update, gradient_dtype=dtype) as agent:

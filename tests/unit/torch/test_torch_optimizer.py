@@ -110,6 +110,12 @@ OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
     "adam": lambda p: torch.optim.Adam(p, lr=0.02, betas=(0.8, 0.95), weight_decay=0.01, eps=1e-3),
     "adamw": lambda p: torch.optim.AdamW(p, lr=0.02, weight_decay=0.1, eps=1e-3),
     "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.1, lr_decay=0.1, weight_decay=0.01),
+    "nadam": lambda p: torch.optim.NAdam(
+        p, lr=0.02, betas=(0.8, 0.95), weight_decay=0.01, eps=1e-3, momentum_decay=0.1
+    ),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01, alpha=0.9, weight_decay=0.01, eps=1e-3),
+    "rmsprop with momentum": lambda p: torch.optim.RMSprop(p, lr=0.005, momentum=0.8, eps=1e-3),
+    "centered": lambda p: torch.optim.RMSprop(p, lr=0.005, momentum=0.5, centered=True, eps=1e-3),
 }
 
 
@@ -172,6 +178,17 @@ def test_schedulers_work_on_it(schedule: str, kind: str) -> None:
     train(ours, wrapped, scheduler=SCHEDULERS[schedule](wrapped))
     assert difference(plain, ours) < LOOSE
     assert wrapped.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"]
+
+
+@pytest.mark.parametrize("option", ["betas", "momentum_decay"])
+def test_nadams_momentum_stays_as_it_was(option: str) -> None:
+    """Its product over all steps is computed from their number."""
+    ours = fresh(Attending)
+    optimizer = Optimizer(torch.optim.NAdam(ours.parameters(), lr=0.02, eps=1e-3), ours)
+    train(ours, optimizer, steps=2)
+    optimizer.param_groups[0][option] = (0.5, 0.999) if option == "betas" else 0.1
+    with pytest.raises(Rejected, match=r'nadam.*aggregate="gradients"'):
+        train(ours, optimizer, steps=1)
 
 
 def test_groups_keep_their_hyper_parameters(local: Any) -> None:

@@ -14,6 +14,7 @@ SGD, Adam, AdamW, Adagrad = (
     torch.optim.AdamW,
     torch.optim.Adagrad,
 )
+RMSprop, NAdam = torch.optim.RMSprop, torch.optim.NAdam
 
 
 def make(kind: Any, **options: Any) -> Any:
@@ -61,6 +62,49 @@ def make(kind: Any, **options: Any) -> Any:
             },
         ),
         (
+            NAdam,
+            {"betas": (0.8, 0.99), "momentum_decay": 0.01},
+            "nadam",
+            {
+                "learning_rate": 0.1,
+                "weight_decay": 0.0,
+                "epsilon": 1e-8,
+                "beta1": 0.8,
+                "beta2": 0.99,
+                "momentum_decay": 0.01,
+            },
+        ),
+        (
+            RMSprop,
+            {"alpha": 0.9, "eps": 1e-6},
+            "rmsprop",
+            {"learning_rate": 0.1, "weight_decay": 0.0, "epsilon": 1e-6, "beta2": 0.9},
+        ),
+        (
+            RMSprop,
+            {"momentum": 0.5},
+            "rmsprop_momentum",
+            {
+                "learning_rate": 0.1,
+                "weight_decay": 0.0,
+                "epsilon": 1e-8,
+                "beta2": 0.99,
+                "momentum": 0.5,
+            },
+        ),
+        (
+            RMSprop,
+            {"centered": True},
+            "rmsprop_centered",
+            {
+                "learning_rate": 0.1,
+                "weight_decay": 0.0,
+                "epsilon": 1e-8,
+                "beta2": 0.99,
+                "momentum": 0.0,
+            },
+        ),
+        (
             Adagrad,
             {"lr_decay": 0.5},
             "adagrad",
@@ -104,7 +148,8 @@ def test_a_group_without_momentum_is_one_with_momentum_0() -> None:
         (make(Adam, amsgrad=True), "amsgrad=True"),
         (make(SGD, differentiable=True), "differentiable=True"),
         (make(Adagrad, initial_accumulator_value=1.0), "initial_accumulator_value=1.0"),
-        (make(torch.optim.RMSprop), "RMSprop has no update rule"),
+        (make(torch.optim.Adamax), "Adamax has no update rule"),
+        (make(NAdam, decoupled_weight_decay=True), 'aggregate="gradients"'),
         (make(torch.optim.Adadelta), 'aggregate="gradients".* SGD, Adam, AdamW, Adagrad'),
     ],
 )
@@ -140,6 +185,9 @@ def test_groups_of_one_job_have_one_rule() -> None:
         rule_of(two(SGD, {"momentum": 0.9, "nesterov": True}, {"momentum": 0.9}))
     with pytest.raises(Rejected, match="decoupled_weight_decay differs"):
         rule_of(two(Adam, {"decoupled_weight_decay": True}, {}))
+    with pytest.raises(Rejected, match="centered differs"):
+        rule_of(two(RMSprop, {"centered": True}, {}))
+    assert rule_of(two(RMSprop, {"momentum": 0.5}, {})) == "rmsprop_momentum"
 
 
 def test_a_group_that_comes_to_ask_for_more_is_refused() -> None:
@@ -155,3 +203,6 @@ def test_a_group_that_comes_to_ask_for_more_is_refused() -> None:
     group["decoupled_weight_decay"] = True
     with pytest.raises(Rejected, match="decoupled_weight_decay"):
         hyper_of("adam", group, 1)
+    group = make(RMSprop, momentum=0.5).param_groups[0]
+    with pytest.raises(Rejected, match=r"momentum=0\.5"):
+        hyper_of("rmsprop", group, 1)

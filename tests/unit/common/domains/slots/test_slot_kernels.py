@@ -1,5 +1,6 @@
 """Compiled kernels against the rules as they are defined, bit for bit, and against float64."""
 
+import math
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
@@ -42,6 +43,7 @@ hypers = st.builds(
     beta2=st.floats(0.0, 0.9999),
     epsilon=st.floats(1e-10, 1e-3),
     weight_decay=st.floats(0.0, 0.1),
+    momentum_decay=st.floats(0.0, 1.0),
 )
 
 
@@ -164,7 +166,7 @@ def test_every_half_and_bfloat16_that_is_not_finite_is_found() -> None:
 def exact(rule: str, g: Any, p: Any, states: list[Any], hyper: Hyper, t: int) -> tuple[Any, Any]:
     """The rule in float64, and how much its float32 result may differ: a few roundings of what
     goes into it."""
-    lr, mu, b1, b2, eps, wd = hyper
+    lr, mu, b1, b2, eps, wd, psi = hyper
     size = np.abs(g)
     if rule == "sum":
         return g, size
@@ -179,9 +181,27 @@ def exact(rule: str, g: Any, p: Any, states: list[Any], hyper: Hyper, t: int) ->
         return p - lr * ahead, np.abs(p) + 3 * lr * size
     if rule == "adagrad":
         return p - lr * g / (np.sqrt(states[0] + g * g) + eps), np.abs(p) + 4 * lr
+    if rule.startswith("rmsprop"):
+        v = b2 * states[0] + (1 - b2) * g * g
+        if rule == "rmsprop":
+            return p - lr * g / (np.sqrt(v) + eps), np.abs(p) + 4 * lr * size / np.sqrt(v)
+        a = b2 * states[2] + (1 - b2) * g if rule == "rmsprop_centered" else np.zeros_like(g)
+        variance = np.abs(v - a * a)
+        lost = (v + a * a) / variance  # Cancellation loses so much.
+        m = mu * states[1] + g / (np.sqrt(variance) + eps)
+        return p - lr * m, np.abs(p) + 4 * lr * (
+            np.abs(mu * states[1]) + lost * size / np.sqrt(variance)
+        )
     m, v = b1 * states[0] + (1 - b1) * g, b2 * states[1] + (1 - b2) * g * g
     root = np.sqrt(v) / np.sqrt(1 - b2**t) + eps
     rate = lr / (1 - b1**t)
+    if rule == "nadam":
+        mus = [b1 * (1 - 0.5 * 0.96 ** (each * psi)) for each in range(1, t + 2)]
+        before = math.prod(mus[:t])
+        ahead = lr * mus[t] / (1 - before * mus[t])
+        now = lr * (1 - mus[t - 1]) / (1 - before)
+        moments = ahead * (np.abs(b1 * states[0]) + (1 - b1) * size) + now * size
+        return p - (now * g + ahead * m) / root, np.abs(p) + 4 * moments / root
     decayed = p * (1 - lr * wd) if rule == "adamw" else p
     moments = np.abs(b1 * states[0]) + (1 - b1) * size
     return decayed - rate * m / root, np.abs(p) + 4 * rate * moments / root
