@@ -11,13 +11,16 @@
 The simulator's jobs and training programs hold the same agent: it reads no clock, draws nothing at
 random and does no I/O. Whoever holds it says what was seen and decides when to refit.
 
+**Interval.** A squared length of the gradient that is smaller than its own standard error cannot be
+told from 0: it counts as that error, so that phi is never larger than what could be resolved.
+
 **Smoothing.** A configuration's iteration time is the mean of its last 100 iterations or so. Both
 moments of the gradient are averaged with weights that fall by `smoothing` an iteration, never phi,
 a quotient of noisy numbers. Replicas estimate better than differences of consecutive gradients do:
 the first estimate by replicas forgets all that came from differences.
 """
 
-from math import floor, inf, isfinite
+from math import floor, inf, isfinite, sqrt
 from typing import Final, NamedTuple
 
 import msgspec
@@ -152,6 +155,15 @@ class PolluxAgent:
                 self._unfitted = False
             throughput = self._theta
         assert throughput is not None  # Something was seen, and a fit follows on it.
+        return self._renew(throughput)
+
+    def adopt(self, theta: ThroughputParams, gpus_seen: int) -> bool:
+        """Take a fit that another process made of this job's iterations, on at most `gpus_seen`
+        GPUs, and renew the goodput function as `refit` does."""
+        self._theta, self.gpus_seen = theta, max(self.gpus_seen, gpus_seen)
+        return self._renew(theta)
+
+    def _renew(self, throughput: Throughput) -> bool:
         found = GoodputModel(throughput, self.noise_scale, self.limits)
         if found == self.model:
             return False
@@ -212,6 +224,7 @@ class PolluxAgent:
             self._theta,
             (gradients.sqr, gradients.var, gradients.weight),
             gradients.differenced,
+            (gradients.spread, gradients.weight_sqr),
         )
 
     def recall(self, learned: "Learned") -> None:
@@ -221,6 +234,7 @@ class PolluxAgent:
         self._unfitted = learned.theta is None
         gradients = self._gradients
         gradients.sqr, gradients.var, gradients.weight = learned.moments
+        gradients.spread, gradients.weight_sqr = learned.spread
         gradients.differenced = learned.differenced
 
 
@@ -234,6 +248,8 @@ class Learned(msgspec.Struct, frozen=True, array_like=True):
     moments: tuple[float, float, float]
     """Smoothed moments of the gradient: squared length, variance, weight of both."""
     differenced: bool
+    spread: tuple[float, float] = (0.0, 0.0)
+    """Smoothed squares of the squared length's deviations, and of the weights."""
 
 
 class _Smoothed:
@@ -241,25 +257,38 @@ class _Smoothed:
 
     def __init__(self, smoothing: float) -> None:
         self._smoothing, self.differenced = smoothing, False
-        self.sqr = self.var = self.weight = 0.0
+        self._forget()
+
+    def _forget(self) -> None:
+        self.sqr = self.var = self.weight = self.spread = self.weight_sqr = 0.0
 
     def add(self, moments: GradientMoments, differenced: bool) -> bool:
         if not (isfinite(moments.sqr) and isfinite(moments.var)):
             return False
         if self.differenced and not differenced:
-            self.sqr = self.var = self.weight = 0.0
+            self._forget()
         self.differenced = differenced
         keep, take = self._smoothing, 1.0 - self._smoothing
+        off = moments.sqr - self.sqr / self.weight if self.weight else 0.0
+        self.spread = keep * self.spread + take * off * off
         self.sqr = keep * self.sqr + take * moments.sqr
         self.var = keep * self.var + take * moments.var
         self.weight = keep * self.weight + take
+        self.weight_sqr = keep * keep * self.weight_sqr + take * take
         return True
+
+    @property
+    def error(self) -> float:
+        """Standard error of the mean squared length, of independent iterations."""
+        if not self.weight:
+            return 0.0
+        return sqrt(self.spread / self.weight * self.weight_sqr) / self.weight
 
     @property
     def mean(self) -> GradientMoments | None:
         if not self.weight:
             return None
-        return GradientMoments(self.sqr / self.weight, self.var / self.weight)
+        return GradientMoments(max(self.sqr / self.weight, self.error), self.var / self.weight)
 
 
 def check_iteration(seen: Observation) -> None:

@@ -18,8 +18,6 @@ which rank 0 keeps what it has learned. Reports are measurements: while the bus 
 lost, and training goes on.
 """
 
-import asyncio
-import logging
 import os
 import threading
 from collections import deque
@@ -29,10 +27,15 @@ from typing import Final, NamedTuple, Self
 
 import msgspec
 
-from slackwater.agent.identity import identify, plainly, way, write_result
-from slackwater.agent.line import Line, connected
-from slackwater.common.base import codec
-from slackwater.common.base.errors import Rejected, Retryable
+from slackwater.agent.goodput_report import (
+    GPUS,
+    REPORT_S,
+    ReportThread,
+    check_period,
+    reports_to,
+)
+from slackwater.agent.identity import identify, plainly, write_result
+from slackwater.common.base.errors import Rejected
 from slackwater.common.bus.access import Credentials
 from slackwater.common.domains.models.fitting import Observation
 from slackwater.common.domains.models.goodput import BatchLimits
@@ -42,21 +45,14 @@ from slackwater.common.domains.models.pollux_agent import (
     PolluxAgent,
     check_iteration,
     check_replicas,
-    next_report_s,
 )
-from slackwater.schemas import subjects
 from slackwater.schemas.base import JobId
+from slackwater.schemas.telemetry import GoodputReport
 
-_log = logging.getLogger("slackwater.agent")
 ATTEMPT: Final = "SLACKWATER_ATTEMPT"
-GPUS: Final = "SLACKWATER_GPUS"
-REPORT_S: Final = 30.0
-LEAD_S: Final = 2.0
-"""Seconds before a multiple of the period at which a report leaves: rounds are at multiples."""
 SEEN_MAX: Final = 4096
 """Iterations between two reports; beyond it the oldest are not learned from."""
 STATE_BYTES_MAX: Final = 1 << 20
-_CLOSE_S: Final = 5.0
 
 
 class Placement(NamedTuple):
@@ -91,30 +87,20 @@ class GoodputReporter:
         Raises Rejected for an environment that cannot be understood, or a `state` that is damaged;
         ConfigRejected for a rule that nobody offers.
         """
-        if not report_s > 0.0:
-            raise Rejected(f"report_s is {report_s}; give seconds above 0, 30 for instance")
+        check_period(report_s)
         self.job, self.rank, self.workers, _ = identify(job, rank, workers, url)
         self.placement = placement_of(os.environ, self.workers)
-        tells = self.job and self.rank == 0 and os.environ.get(GPUS)
-        self._way = way(self.job, url, credentials) if tells else None
+        told = reports_to(self.job, self.rank, url, credentials)
         self._agent = PolluxAgent(limits, lr_rule=lr_rule)
         self._state = Path(state) if state is not None else None
         if self._state is not None and self._state.exists():
             self._agent.recall(_read(self._state))
             self._agent.refit()
         self._split = self._tuned()
-        self._report_s = report_s
         self._seen: deque[Callable[[], object]] = deque(maxlen=SEEN_MAX)
         self._scale = threading.Lock()
         """Held while gradients are added, or the rate is scaled by them."""
-        self.reports = 0
-        """Reports that were sent."""
-        self._failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._live, name="slackwater-goodput", daemon=True)
-        self._closing = asyncio.Event()
-        self._ready = threading.Event()
-        self._thread.start()
-        self._ready.wait()
+        self._thread = ReportThread(self.job, self.rank, told, report_s, self._learn)
 
     # The program's side ---------------------------------------------------------------------------
 
@@ -157,14 +143,15 @@ class GoodputReporter:
 
     def close(self) -> None:
         """Send the last report, and end. Idempotent."""
-        if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._closing.set)
-            self._thread.join(_CLOSE_S)
-        self._check()
+        self._thread.close()
+
+    @property
+    def reports(self) -> int:
+        """Reports that were sent."""
+        return self._thread.reports
 
     def _check(self) -> None:
-        if self._failure is not None:
-            raise self._failure
+        self._thread.check()
 
     def __enter__(self) -> Self:
         return self
@@ -174,53 +161,7 @@ class GoodputReporter:
 
     # The thread -----------------------------------------------------------------------------------
 
-    def _live(self) -> None:
-        try:
-            with asyncio.Runner() as runner:
-                runner.run(self._main())
-        except Exception as error:  # The program hears of it at its next call.
-            self._failure = error
-            _log.exception("the reporter of goodput ended")
-        finally:
-            self._ready.set()
-
-    async def _main(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._ready.set()
-        while not self._closing.is_set():
-            if self._way is None:
-                await self._repeat(None)
-                return
-            name = f"goodput-{self.job}"
-            try:
-                async with connected(self._way, name) as line:
-                    await self._repeat(line)
-            except Retryable as error:
-                _log.info("job %s: goodput is not reported: %s", self.job, error)
-                await self._pause(self._report_s)
-
-    async def _repeat(self, line: Line | None) -> None:
-        """Until the program closes; then once more."""
-        while not self._closing.is_set():
-            await self._pause(self._wait_s(line))
-            self._learn()
-            if line is not None:
-                await self._report(line)
-
-    def _wait_s(self, line: Line | None) -> float:
-        if line is None:
-            return self._report_s
-        lead_s = min(LEAD_S, self._report_s / 2)
-        now_s = line.clock.now_s() + lead_s
-        return next_report_s(now_s, self._report_s) - now_s
-
-    async def _pause(self, wait_s: float) -> None:
-        try:
-            await asyncio.wait_for(self._closing.wait(), wait_s)
-        except TimeoutError:
-            return  # That long nothing was to be done.
-
-    def _learn(self) -> None:
+    def _learn(self) -> GoodputReport | None:
         agent = self._agent
         with self._scale:
             while self._seen:
@@ -230,21 +171,12 @@ class GoodputReporter:
             if self._state is not None and self.rank == 0:
                 self._state.parent.mkdir(parents=True, exist_ok=True)
                 write_result(self._state, msgspec.json.encode(agent.learned()).decode())
+        if agent.model is None:
+            return None
+        return agent.report(JobId(self.job), self.placement.attempt)
 
     def _tuned(self) -> BatchSplit:
         return self._agent.batch_split(self.placement.nodes, self.placement.gpus)
-
-    async def _report(self, line: Line) -> None:
-        if self._agent.model is None:
-            return
-        report = self._agent.report(JobId(self.job), self.placement.attempt)
-        report = msgspec.structs.replace(report, sender=f"agent.{self.job}.{self.rank}")
-        try:
-            subject = subjects.telemetry("job", self.job, "goodput")
-            await line.bus.publish(subject, codec.encode(report))
-            self.reports += 1
-        except Retryable as error:
-            _log.info("job %s: goodput is not reported: %s", self.job, error)
 
 
 def placement_of(environment: "os._Environ[str] | dict[str, str]", workers: int) -> Placement:

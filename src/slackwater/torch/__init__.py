@@ -9,7 +9,8 @@
 `rules` says what a torch optimiser is in terms of ours, `tensors` how a parameter and its gradient
 lie in the job's regions, `optimizer` when which is pushed and pulled. Two are apart from all that:
 `training_state` keeps checkpoints of scripts that exchange gradients in another way (`checkpoint`),
-`prepared` is a data set whose samples are prepared once.
+`prepared` is a data set whose samples are prepared once. `adaptive` chooses a program's batch and
+scales its rate.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -19,15 +20,28 @@ from slackwater.torch.optimizer import Optimizer
 from slackwater.torch.training_state import checkpoint
 
 if TYPE_CHECKING:
+    from slackwater.torch.adaptive import Adaptive
     from slackwater.torch.prepared import Prepared
 
 DistributedOptimizer = Optimizer
 
-__all__ = ["DistributedOptimizer", "Optimizer", "Prepared", "checkpoint", "rank", "size"]
+__all__ = [
+    "Adaptive",
+    "DistributedOptimizer",
+    "Optimizer",
+    "Prepared",
+    "checkpoint",
+    "rank",
+    "size",
+]
 
 
 def __getattr__(name: str) -> Any:
-    """Loaded when it is used: most programs need no remote memory."""
+    """Loaded when it is used: most programs need neither remote memory nor another batch."""
+    if name == "Adaptive":
+        from slackwater.torch.adaptive import Adaptive
+
+        return Adaptive
     if name == "Prepared":
         from slackwater.torch.prepared import Prepared
 

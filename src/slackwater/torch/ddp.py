@@ -73,6 +73,8 @@ class Sums:
         self._share = 1.0 / workers
         self._names = {p: name for name, p in model.module.named_parameters()}
         self._launched: list[_Launched] = []
+        self.before: Callable[[dist.GradBucket], None] | None = None
+        """Sees each bucket with this worker's own gradients."""
         self.replaced: tuple[Callable[..., Any], Any] | None = None
         """A hook of the program's own and its state, which came later."""
 
@@ -86,6 +88,8 @@ class Sums:
         if self.replaced is not None:
             hook, own = self.replaced
             return hook(own, bucket)
+        if self.before is not None:
+            self.before(bucket)
         names = [self._names[parameter] for parameter in bucket.parameters()]
         gradients = bucket.gradients()
         for name, gradient in zip(names, gradients, strict=True):
@@ -229,6 +233,12 @@ class _Wrapped:
     """The last model's. A model that is freed after its group was destroyed would free it, without
     releasing the interpreter's lock, and wait for a thread of gloo that may be waiting for the lock
     (torch 2.13)."""
+
+
+def hooked_sums(model: DistributedDataParallel) -> Sums | None:
+    """Return the hook by which aggregators add up this model's gradients, if one does."""
+    sums = _Wrapped.sums
+    return sums if sums is not None and sums.model() is model and sums.replaced is None else None
 
 
 def install() -> None:

@@ -162,6 +162,21 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]  # mypy does not r
         """Steps taken in the job's life; a program that is started again goes on from here."""
         return self._iteration
 
+    @property
+    def backward_passes_per_step(self) -> int:
+        """Backward passes after which a gradient is pushed; it may change between two steps."""
+        return self._passes_per_step
+
+    @backward_passes_per_step.setter
+    def backward_passes_per_step(self, passes: int) -> None:
+        """Raises Rejected in the middle of an iteration."""
+        if passes < 1 or any(tensor.passes for tensor in self._all):
+            raise Rejected(
+                f"backward_passes_per_step={passes}: give at least 1, and before the first "
+                "backward pass of an iteration"
+            )
+        self._passes_per_step = passes
+
     def close(self, result: Any = None) -> None:
         """Wait for the last step, give the model its parameters, and tell the master that this rank
         is done, with `result` (small, JSON). Called at exit, unless the program fails. Idempotent.

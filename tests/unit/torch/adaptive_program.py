@@ -1,0 +1,83 @@
+"""A training script that adapts its batch, as a user has one.
+
+python adaptive_program.py WAY RESULT    WAY: alone, ddp, wrapper; torchrun's variables say the rest
+
+It trains until its batch has grown, and two statistical epochs more. Each rank leaves a JSON file
+with its decisions by iteration, and digests of its weights and examples.
+"""
+
+import hashlib
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import TensorDataset
+
+import slackwater.torch
+
+way, result = sys.argv[1], Path(sys.argv[2])
+torch.set_num_threads(1)
+torch.manual_seed(1)
+inner = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.Tanh(), torch.nn.Linear(64, 1))
+model: torch.nn.Module = inner
+optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.01)
+if way != "alone":
+    dist.init_process_group("gloo")
+if way == "ddp":
+    model = DistributedDataParallel(model)
+if way == "wrapper":
+    optimizer = slackwater.torch.Optimizer(optimizer, model)
+rank = dist.get_rank() if dist.is_initialized() else 0
+generator = torch.Generator().manual_seed(2)
+inputs = torch.randn(2048, 32, generator=generator)
+targets = inputs[:, :1] + torch.randn(2048, 1, generator=generator)
+state = Path(os.environ["CHECKPOINT"]) if "CHECKPOINT" in os.environ else None
+adaptive = slackwater.torch.Adaptive(
+    model, optimizer, TensorDataset(torch.arange(2048), inputs, targets),
+    batch=16, max_batch=512, fit_s=2.0, report_s=1.0, record=f"{result}.jsonl",
+)  # fmt: skip
+kept = None
+if state is not None and way != "wrapper":
+    kept = slackwater.torch.checkpoint(
+        folder=state, model=inner, optimizer=optimizer, adaptive=adaptive, interval_s=1.0
+    )
+began, seen, decisions, last = adaptive.iteration, hashlib.sha256(), {}, None
+until_s = time.monotonic() + 100.0
+for epoch in adaptive.epochs(1_000_000):
+    for numbers, xs, ys in adaptive.batches():
+        seen.update(numbers.numpy().tobytes())
+        adaptive.backward(torch.nn.functional.mse_loss(model(xs), ys))
+        if adaptive.step() and kept is not None:
+            kept.step()
+        decisions[adaptive.iteration] = [adaptive.batch, adaptive.decision.rate]
+    if last is None and (adaptive.batch > 16 or time.monotonic() > until_s):
+        last = epoch + 2
+    if "PACE" in os.environ:
+        sys.stdout.write(f"epoch {epoch} iteration {adaptive.iteration} of {adaptive.batch}\n")
+        sys.stdout.flush()
+    agreed = torch.tensor(last or 0)
+    if dist.is_initialized():
+        dist.broadcast(agreed, 0)
+    if 0 < int(agreed) <= epoch:
+        break
+adaptive.close()
+if kept is not None:
+    kept.close()
+if way == "wrapper":
+    optimizer.close()
+weights = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in inner.parameters()))
+Path(f"{result}.{rank}").write_text(
+    json.dumps(
+        {
+            "began": began, "decisions": decisions, "weights": weights.hexdigest(),
+            "examples": seen.hexdigest(), "noise": adaptive.noise_scale,
+            "rate": optimizer.param_groups[0]["lr"],
+        }
+    )
+)  # fmt: skip
