@@ -160,6 +160,23 @@ class ThroughputTheta(Record, kw_only=True, frozen=True):
     """1: computing and synchronising take turns; 10: they overlap almost perfectly."""
 
 
+class AggregatedSync(Record, kw_only=True, frozen=True):
+    """Synchronising through shared aggregators: T_sync = alpha + max(2 B / link, K B / (A share)) +
+    incast (K - 1), for K workers with B bytes of gradient each and A aggregators."""
+
+    alpha_sync_s: Seconds
+    share_bytes_s: Annotated[float, msgspec.Meta(gt=0.0, le=FINITE_MAX)] | None = None
+    """Bytes a second that one aggregator takes of the job; None: it costs no time."""
+    incast_s: Seconds = 0.0
+    """Per worker beyond the first."""
+    nbytes: Annotated[float, msgspec.Meta(gt=0.0, le=FINITE_MAX)] = 1.0
+    """B; 1 where nobody says: shares are then in gradients a second."""
+    link_bytes_s: Annotated[float, msgspec.Meta(ge=0.0, le=FINITE_MAX)] = 0.0
+    """A worker's link; 0: shared memory, or not known."""
+    aggregators: Annotated[int, msgspec.Meta(ge=1, le=AGGREGATORS_MAX)] = 1
+    """A, as it was reported."""
+
+
 class BatchBounds(Record, kw_only=True, frozen=True):
     """How large a job's batch may be, in examples."""
 
@@ -187,3 +204,6 @@ class GoodputReport(Message, kw_only=True, frozen=True, tag="job.goodput"):
     batch: BatchBounds
     gpus_seen: Count = 0
     """The most GPUs that an iteration of the job ran on."""
+    aggregated: AggregatedSync | None = None
+    """How it synchronises through shared aggregators; None: by all-reduce, as `theta` says, which
+    else says the same of the aggregators that it has now."""

@@ -10,11 +10,14 @@ from typing import Final
 from slackwater.common.base import limits
 from slackwater.common.base.effects import Count, Log
 from slackwater.common.base.errors import Rejected
-from slackwater.common.domains.models.goodput import GoodputProfile, profile_of
+from slackwater.common.domains.models.goodput import GoodputProfile
+from slackwater.common.domains.models.goodput_report import profile_of
+from slackwater.common.domains.models.shared_throughput import SharedThroughput
 from slackwater.common.domains.models.throughput import ThroughputParams
 from slackwater.schemas import subjects
 from slackwater.schemas.job_states import HOLDING_STATES
 from slackwater.schemas.telemetry import GoodputReport
+from slackwater.services.master.jobs import Job
 from slackwater.services.master.state import State
 
 ITERATION_S_MIN: Final = 1e-9
@@ -57,12 +60,12 @@ def _believed(state: State, report: GoodputReport, subject: str) -> GoodputProfi
         reason = f"gpus_seen is {report.gpus_seen}; job {report.job} is given {most} at most"
         raise _Refused("figures", reason)
     try:
-        profile = profile_of(report)
+        profile = profile_of(report, _aggregators_max(state, job, report))
     except Rejected as error:
         raise _Refused("figures", str(error)) from error
     assert profile.model is not None
     throughput = profile.model.throughput
-    assert isinstance(throughput, ThroughputParams)
+    assert isinstance(throughput, ThroughputParams | SharedThroughput)
     if throughput.grad_s(1) < ITERATION_S_MIN:
         reason = (
             f"theta says that computing takes no time (alpha_grad_s {throughput.alpha_grad_s:g}, "
@@ -70,6 +73,17 @@ def _believed(state: State, report: GoodputReport, subject: str) -> GoodputProfi
         )
         raise _Refused("figures", reason)
     return profile
+
+
+def _aggregators_max(state: State, job: Job, report: GoodputReport) -> int:
+    """Return how many aggregators the job can have: those that it has, and more that its cluster
+    can be given, up to the servers that it asks for. Its controller gives them where it loses
+    speed. Each job is shown all that are free."""
+    cluster = job.record.cluster
+    if report.aggregated is None or cluster is None:
+        return 0
+    most = report.aggregated.aggregators + max(0, state.pool.unallocated(cluster))
+    return min(most, job.record.spec.servers)
 
 
 def _refuse(state: State, report: GoodputReport, refused: _Refused) -> None:

@@ -35,11 +35,11 @@ from slackwater.common.native.compiled import njit
 
 GAMMA_MAX = 10.0
 NODE_OVER_LOCAL = 1.1
-_FLOOR = 1e-8
+FLOOR = 1e-8
 """Smallest alpha and beta, in units of the median time: logarithms need more than 0."""
 _ENOUGH = 1e-8
 """Relative progress of the objective at which a fit is done: far below any measurement's noise."""
-_GAMMA_PULL, _RETROGRESSION_PULL = 1e-3, 1e-2
+GAMMA_PULL, RETROGRESSION_PULL = 1e-3, 1e-2
 _AG, _BG, _AL, _BL, _AN, _BN, _GAMMA = range(7)
 
 
@@ -53,6 +53,8 @@ class Observation(NamedTuple):
     iteration_s: float
     grad_s: float = 0.0
     """One forward and backward pass without synchronisation; 0 where it was not measured apart."""
+    aggregators: int = 0
+    """Aggregators that added its gradients up; 0: it synchronised in another way."""
 
 
 def fit(
@@ -67,21 +69,21 @@ def fit(
         raise Rejected("an observation's iteration_s is not positive; leave it out")
     unit_s, unit_m = float(np.median(data[:, 4])), float(np.median(data[:, 2]))
     data[:, 2] /= unit_m
-    data[:, 4:] /= unit_s
+    data[:, 4:6] /= unit_s
     low, high, start = _bounds(data)
     if guess is not None:
         known = np.array(guess) / unit_s
         known[_BG] *= unit_m
         known[_GAMMA] = guess.gamma
         # A parameter that no measurement moved from its floor starts as without a guess.
-        start = np.clip(np.where(known > _FLOOR, known, start), low, high)
+        start = np.clip(np.where(known > FLOOR, known, start), low, high)
     result = scipy.optimize.minimize(
         _objective, start, args=(data,), jac=True, method="L-BFGS-B",
         bounds=list(zip(low, high, strict=True)), options={"ftol": _ENOUGH},
     )  # fmt: skip
     values = np.clip(result.x if np.isfinite(result.fun) else start, low, high)
     # The floor stands for zero.
-    values[:_GAMMA][values[:_GAMMA] <= _FLOOR] = 0.0
+    values[:_GAMMA][values[:_GAMMA] <= FLOOR] = 0.0
     values[:_GAMMA] *= unit_s
     values[_BG] /= unit_m
     params = ThroughputParams(*map(float, values))
@@ -110,18 +112,18 @@ def _bounds(data: Floats) -> tuple[Floats, Floats, Floats]:
     sync = max(float(np.median(np.maximum(iteration - compute * (steps + 1), 0.0))), 0.1)
     constant = float(np.mean(compute)) / 2
     slope = float(np.mean(compute / per_gpu)) / 2
-    low = np.array([_FLOOR] * 6 + [1.0])
+    low = np.array([FLOOR] * 6 + [1.0])
     high = np.array([np.inf] * 6 + [GAMMA_MAX])
     start = np.array([constant, slope, sync, sync / 10, sync, sync / 10, 1.0 + 1e-3])
     fixed: dict[int, float] = {}
     if np.ptp(per_gpu) == 0:
         fixed[_AG] = constant
     if not np.any((nodes == 1) & (gpus > 1)):
-        fixed |= {_AL: _FLOOR, _BL: _FLOOR}
+        fixed |= {_AL: FLOOR, _BL: FLOOR}
     if not np.any(nodes > 1):
-        fixed |= {_AN: _FLOOR, _BN: _FLOOR}
+        fixed |= {_AN: FLOOR, _BN: FLOOR}
     if not np.any(gpus > 2):
-        fixed |= {_BL: _FLOOR, _BN: _FLOOR}
+        fixed |= {_BL: FLOOR, _BN: FLOOR}
     for index, value in fixed.items():
         low[index] = high[index] = start[index] = value
     return low, high, start
@@ -178,11 +180,11 @@ def _objective(x, data):
         root = sqrt(square_grad / measured + 1e-12)
         value += root
         gradient += slope_grad / (measured * root)
-    value += _GAMMA_PULL * (x[6] - 1.0) ** 2
-    gradient[6] += 2.0 * _GAMMA_PULL * (x[6] - 1.0)
+    value += GAMMA_PULL * (x[6] - 1.0) ** 2
+    gradient[6] += 2.0 * GAMMA_PULL * (x[6] - 1.0)
     for alpha in (2, 4):
         ratio = x[alpha + 1] / x[alpha]
-        value += _RETROGRESSION_PULL * ratio * ratio
-        gradient[alpha + 1] += 2.0 * _RETROGRESSION_PULL * ratio / x[alpha]
-        gradient[alpha] -= 2.0 * _RETROGRESSION_PULL * ratio * ratio / x[alpha]
+        value += RETROGRESSION_PULL * ratio * ratio
+        gradient[alpha + 1] += 2.0 * RETROGRESSION_PULL * ratio / x[alpha]
+        gradient[alpha] -= 2.0 * RETROGRESSION_PULL * ratio * ratio / x[alpha]
     return value, gradient

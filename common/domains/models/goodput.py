@@ -12,7 +12,6 @@ the largest allowed, with the fewest accumulation steps that fit GPU memory (sec
 A job with a fixed batch (section 3.4.2, "non-adaptive") has efficiency 1 and one candidate.
 """
 
-from math import inf
 from typing import NamedTuple
 
 import msgspec
@@ -21,8 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from slackwater.common.base.errors import Rejected
 from slackwater.common.domains.models.efficiency import efficiency
-from slackwater.common.domains.models.throughput import Floats, Throughput, ThroughputParams
-from slackwater.schemas.telemetry import GoodputReport
+from slackwater.common.domains.models.throughput import Floats, Throughput
 
 Ints = NDArray[np.int64]
 
@@ -162,16 +160,3 @@ class GoodputProfile(msgspec.Struct, frozen=True):
     def model_on(self, gpu_type: str) -> GoodputModel | None:
         """The same on every type: relative speeds tell them apart."""
         return self.model
-
-
-def profile_of(report: GoodputReport) -> GoodputProfile:
-    """A report as policies take it (`JobView.profile`). Raises Rejected for bounds of a batch that
-    contradict each other."""
-    theta, batch = report.theta, report.batch
-    limits = BatchLimits(
-        initial=batch.initial, total_max=batch.total_max, per_gpu_max=batch.per_gpu_max,
-        per_gpu_min=batch.per_gpu_min, fixed=batch.fixed, accumulate_alone=batch.accumulate_alone,
-    )  # fmt: skip
-    params = ThroughputParams(**{name: getattr(theta, name) for name in ThroughputParams._fields})
-    scale = inf if report.noise_scale is None else report.noise_scale
-    return GoodputProfile(GoodputModel(params, scale, limits), report.gpus_seen)

@@ -38,10 +38,16 @@ from slackwater.common.domains.models.goodput import (
     GoodputProfile,
     split_batch,
 )
+from slackwater.common.domains.models.goodput_report import report_of
 from slackwater.common.domains.models.lr_scaling import TrainingState, rule
+from slackwater.common.domains.models.shared_throughput import (
+    Carried,
+    SharedThroughput,
+    fit_shared,
+)
 from slackwater.common.domains.models.throughput import Throughput, ThroughputParams
-from slackwater.schemas.base import FINITE_MAX, JobId
-from slackwater.schemas.telemetry import BatchBounds, GoodputReport, ThroughputTheta
+from slackwater.schemas.base import JobId
+from slackwater.schemas.telemetry import GoodputReport
 
 SMOOTHING: Final = 0.95
 """Follows a falling loss within about 20 iterations; .99 lags behind it by half."""
@@ -49,6 +55,10 @@ MEAN_OVER: Final = 100
 """Iterations of one configuration that its mean remembers."""
 CONFIGURATIONS_MAX: Final = 1024
 """Configurations that are fitted; the one seen first makes room."""
+
+
+Configuration = tuple[int, int, int, int, int]
+"""Machines, GPUs, examples a GPU, accumulation steps, aggregators."""
 
 
 class BatchSplit(NamedTuple):
@@ -62,7 +72,8 @@ class BatchSplit(NamedTuple):
 
 class PolluxAgent:
     """One job's agent. `known`: its throughput was fitted beforehand and stays as it is (section
-    3.5.3). `lr_rule`: see lr_scaling.py. `throughput_only`: every example counts as equally useful
+    3.5.3). `carried`: it synchronises through shared aggregators, and its observations say through
+    how many. `lr_rule`: see lr_scaling.py. `throughput_only`: all examples are equally useful
     (section 3.5.4). Raises ConfigRejected for a rule that nobody offers."""
 
     def __init__(
@@ -70,6 +81,7 @@ class PolluxAgent:
         limits: BatchLimits,
         *,
         known: Throughput | None = None,
+        carried: Carried | None = None,
         lr_rule: str = "adascale",
         warmup_epochs: float = 0.0,
         throughput_only: bool = False,
@@ -81,22 +93,24 @@ class PolluxAgent:
         self.gpus_seen = 0
         """The most GPUs that an iteration ran on."""
         self._known, self._throughput_only = known, throughput_only
+        self._carried = carried
         self._scale_lr, self._warmup_epochs = rule(lr_rule), warmup_epochs
-        self._seen: dict[tuple[int, int, int, int], tuple[Observation, int]] = {}
+        self._seen: dict[Configuration, tuple[Observation, int]] = {}
         self._unfitted = False
         self._theta: ThroughputParams | None = None
+        self._shared: SharedThroughput | None = None
         self._gradients = _Smoothed(smoothing)
 
     # Measurements ---------------------------------------------------------------------------------
 
     def has_seen(self, nodes: int, gpus: int, per_gpu: int, accumulation: int = 0) -> bool:
-        return (nodes, gpus, per_gpu, accumulation) in self._seen
+        return (nodes, gpus, per_gpu, accumulation, 0) in self._seen
 
     def saw_iteration(self, seen: Observation) -> None:
         """An iteration ended. Raises Rejected for a time that cannot be."""
         check_iteration(seen)
         self.gpus_seen = max(self.gpus_seen, seen.gpus)
-        key = seen[:4]
+        key = _configuration(seen)
         known, count = self._seen.get(key, (seen, 0))
         count = min(count + 1, MEAN_OVER)
         mean_s = known.iteration_s + (seen.iteration_s - known.iteration_s) / count
@@ -151,9 +165,12 @@ class PolluxAgent:
         if throughput is None:
             if self._unfitted:
                 seen = [observation for observation, _ in self._seen.values()]
-                self._theta = fit(seen, self._theta)
+                if self._carried is None:
+                    self._theta = fit(seen, self._theta)
+                else:
+                    self._shared = fit_shared(seen, self._carried, self._shared)
                 self._unfitted = False
-            throughput = self._theta
+            throughput = self._theta if self._carried is None else self._shared
         assert throughput is not None  # Something was seen, and a fit follows on it.
         return self._renew(throughput)
 
@@ -196,22 +213,7 @@ class PolluxAgent:
         model = self.model
         if model is None:
             raise Rejected(f"{job} has no goodput function yet: see an iteration, then refit")
-        theta = model.throughput
-        if not isinstance(theta, ThroughputParams):
-            raise Rejected(f"{job} knows its throughput as a table; only theta_sys is reported")
-        limits = self.limits
-        return GoodputReport(
-            job=job,
-            attempt=attempt,
-            theta=ThroughputTheta(**theta._asdict()),
-            noise_scale=None if model.noise_scale == inf else min(model.noise_scale, FINITE_MAX),
-            batch=BatchBounds(
-                initial=limits.initial, total_max=limits.total_max, fixed=limits.fixed,
-                per_gpu_max=limits.per_gpu_max, per_gpu_min=limits.per_gpu_min,
-                accumulate_alone=limits.accumulate_alone,
-            ),
-            gpus_seen=self.gpus_seen,
-        )  # fmt: skip
+        return report_of(job, attempt, model, self.gpus_seen)
 
     # A job that is paused begins in a new process ------------------------------------------------
 
@@ -230,8 +232,8 @@ class PolluxAgent:
     def recall(self, learned: "Learned") -> None:
         """Go on from what a former process of the job had learned, before anything is seen."""
         self.gpus_seen, self._theta = learned.gpus_seen, learned.theta
-        self._seen = {seen[:4]: (seen, count) for seen, count in learned.seen}
-        self._unfitted = learned.theta is None
+        self._seen = {_configuration(seen): (seen, count) for seen, count in learned.seen}
+        self._unfitted = learned.theta is None or self._carried is not None
         gradients = self._gradients
         gradients.sqr, gradients.var, gradients.weight = learned.moments
         gradients.spread, gradients.weight_sqr = learned.spread
@@ -289,6 +291,10 @@ class _Smoothed:
         if not self.weight:
             return None
         return GradientMoments(max(self.sqr / self.weight, self.error), self.var / self.weight)
+
+
+def _configuration(seen: Observation) -> Configuration:
+    return (*seen[:4], seen.aggregators)
 
 
 def check_iteration(seen: Observation) -> None:

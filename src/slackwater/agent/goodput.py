@@ -27,6 +27,8 @@ from typing import Final, NamedTuple, Self
 
 import msgspec
 
+from slackwater.agent import sharing
+from slackwater.agent.client import Agent
 from slackwater.agent.goodput_report import (
     GPUS,
     REPORT_S,
@@ -75,6 +77,7 @@ class GoodputReporter:
         state: Path | str | None = None,
         report_s: float = REPORT_S,
         lr_rule: str = "adascale",
+        agent: Agent | None = None,
         job: str | None = None,
         rank: int | None = None,
         workers: int | None = None,
@@ -82,7 +85,8 @@ class GoodputReporter:
         credentials: Credentials | None = None,
     ) -> None:
         """`limits`: of the batch; with `fixed` it stays as it is. `report_s`: seconds between two
-        reports. `lr_rule`: how `learning_rate_scale` reckons.
+        reports. `lr_rule`: how `learning_rate_scale` reckons. `agent`: the one that synchronises
+        the program's iterations, through shared aggregators; without it they count as all-reduced.
 
         Raises Rejected for an environment that cannot be understood, or a `state` that is damaged;
         ConfigRejected for a rule that nobody offers.
@@ -91,7 +95,9 @@ class GoodputReporter:
         self.job, self.rank, self.workers, _ = identify(job, rank, workers, url)
         self.placement = placement_of(os.environ, self.workers)
         told = reports_to(self.job, self.rank, url, credentials)
-        self._agent = PolluxAgent(limits, lr_rule=lr_rule)
+        through = sharing.carried(agent) if agent is not None else None
+        self._agent = PolluxAgent(limits, carried=through, lr_rule=lr_rule)
+        self._synchronises = agent
         self._state = Path(state) if state is not None else None
         if self._state is not None and self._state.exists():
             self._agent.recall(_read(self._state))
@@ -116,7 +122,9 @@ class GoodputReporter:
         it, where it was measured. Raises Rejected for a time that cannot be."""
         self._check()
         _, nodes, gpus = self.placement
-        seen = Observation(nodes, gpus, per_gpu, accumulation, iteration_s, grad_s)
+        by = self._synchronises
+        through = sharing.aggregators(by) if by is not None else 0
+        seen = Observation(nodes, gpus, per_gpu, accumulation, iteration_s, grad_s, through)
         check_iteration(seen)
         self._seen.append(lambda: self._agent.saw_iteration(seen))
 

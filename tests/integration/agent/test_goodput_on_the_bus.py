@@ -7,7 +7,7 @@ from slackwater import BatchLimits, GoodputReporter
 from slackwater.common.base import codec
 from slackwater.common.bus.base import Delivery
 from slackwater.common.bus.nats import NatsBus
-from slackwater.common.domains.models.goodput import profile_of
+from slackwater.common.domains.models.goodput_report import profile_of
 from slackwater.schemas import subjects
 from slackwater.schemas.telemetry import GoodputReport
 

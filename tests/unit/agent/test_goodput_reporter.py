@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 from tests.waiting import eventually
 
-from slackwater import BatchLimits, GoodputReporter
+from slackwater import Agent, BatchLimits, GoodputReporter
 from slackwater.agent.goodput import Placement, placement_of
 from slackwater.common.base.errors import ConfigRejected, Rejected
+from slackwater.common.domains.models.shared_throughput import SharedThroughput
 
 LIMITS = BatchLimits(initial=32, total_max=1024, per_gpu_max=128)
 
@@ -79,3 +80,16 @@ def test_where_nobody_tells_the_gpus_each_worker_has_one() -> None:
     assert placement_of({"SLACKWATER_GPUS": "a:2,b:6"}, 4) == Placement(0, 2, 8)
     with pytest.raises(Rejected, match="SLACKWATER_GPUS 'a:x'"):
         placement_of({"SLACKWATER_GPUS": "a:x"}, 1)
+
+
+def test_a_reporter_that_has_an_agent_fits_the_throughput_of_aggregation() -> None:
+    """Its gradient's bytes are known, and an Agent without a cluster is its own aggregator."""
+    with (
+        Agent(tensors={"w": (1000,)}) as agent,
+        GoodputReporter(LIMITS, agent=agent, report_s=0.02) as reporter,
+    ):
+        train(reporter)
+        model = eventually(lambda: reporter._agent.model, "it fits")
+        assert isinstance(model.throughput, SharedThroughput)
+        assert model.throughput.carried.nbytes == 4000
+        assert model.throughput.aggregators == 1

@@ -38,6 +38,7 @@ from slackwater.common.domains.models.fitness import (
     worth,
 )
 from slackwater.common.domains.models.goodput import BatchLimits, GoodputModel, GoodputProfile
+from slackwater.common.domains.models.shared_throughput import SharedThroughput
 from slackwater.common.domains.models.throughput import Floats, ThroughputParams
 from slackwater.schemas.base import JobId, NodeId
 from slackwater.services.master.scheduling.policies import pollux_scaling
@@ -112,9 +113,9 @@ class Memory(msgspec.Struct):
 
 
 class Report(msgspec.Struct, frozen=True, array_like=True):
-    """A job's goodput function with theta_sys for its throughput."""
+    """A job's goodput function, with theta_sys or the form of aggregation for its throughput."""
 
-    throughput: ThroughputParams
+    throughput: ThroughputParams | None
     noise_scale: float
     initial: int
     total_max: int
@@ -123,6 +124,7 @@ class Report(msgspec.Struct, frozen=True, array_like=True):
     fixed: int | None
     accumulate_alone: bool
     gpus_seen: int
+    shared: SharedThroughput | None = None
 
     @property
     def profile(self) -> GoodputProfile:
@@ -131,7 +133,9 @@ class Report(msgspec.Struct, frozen=True, array_like=True):
             per_gpu_min=self.per_gpu_min, fixed=self.fixed,
             accumulate_alone=self.accumulate_alone,
         )  # fmt: skip
-        model = GoodputModel(self.throughput, self.noise_scale, limits)
+        throughput = self.throughput or self.shared
+        assert throughput is not None  # One of both was kept.
+        model = GoodputModel(throughput, self.noise_scale, limits)
         return GoodputProfile(model, self.gpus_seen)
 
 
@@ -337,7 +341,7 @@ def _kept_reports(jobs: Sequence[JobView]) -> dict[JobId, GoodputProfile]:
         profile = _report(job)
         if profile is None or (model := profile.model) is None:
             continue
-        if isinstance(model.throughput, ThroughputParams):
+        if isinstance(model.throughput, ThroughputParams | SharedThroughput):
             kept[job.id] = GoodputProfile(model, profile.gpus_seen)
             if len(kept) == REPORTS_KEPT_MAX:
                 break
@@ -347,12 +351,13 @@ def _kept_reports(jobs: Sequence[JobView]) -> dict[JobId, GoodputProfile]:
 def _fact(profile: GoodputProfile) -> Report:
     model = profile.model
     assert model is not None
-    assert isinstance(model.throughput, ThroughputParams)  # Others are not kept.
+    theta = model.throughput
+    shared = theta if isinstance(theta, SharedThroughput) else None
     limits = model.limits
     return Report(
-        model.throughput, model.noise_scale, limits.initial, limits.total_max,
-        limits.per_gpu_max, limits.per_gpu_min, limits.fixed, limits.accumulate_alone,
-        profile.gpus_seen,
+        theta if isinstance(theta, ThroughputParams) else None, model.noise_scale,
+        limits.initial, limits.total_max, limits.per_gpu_max, limits.per_gpu_min, limits.fixed,
+        limits.accumulate_alone, profile.gpus_seen, shared,
     )  # fmt: skip
 
 

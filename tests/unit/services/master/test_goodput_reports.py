@@ -6,17 +6,24 @@ from typing import Any
 import msgspec
 import pytest
 from tests.unit.services.master.test_gpu_dispatch import GpuHarness
-from tests.unit.services.master.test_master_core import Harness, spec
+from tests.unit.services.master.test_master_core import Harness, heartbeat, spec
 
 from slackwater.common.base import codec
 from slackwater.common.base.effects import Count, Effect, Log, Observed, TimerFired
 from slackwater.common.base.errors import DecodeRejected
+from slackwater.common.domains.models.shared_throughput import SharedThroughput
 from slackwater.schemas import subjects
-from slackwater.schemas.base import JobId
+from slackwater.schemas.base import ClusterId, JobId
 from slackwater.schemas.gpus import held
 from slackwater.schemas.job_requests import SubmitJob
-from slackwater.schemas.telemetry import BatchBounds, GoodputReport, ThroughputTheta
+from slackwater.schemas.telemetry import (
+    AggregatedSync,
+    BatchBounds,
+    GoodputReport,
+    ThroughputTheta,
+)
 from slackwater.services.master.keys import DecisionDue
+from slackwater.services.master.scheduling.policies.pollux import PolluxFacts
 from slackwater.services.master.snapshot import NOT_REPORTED
 
 THETA = ThroughputTheta(
@@ -77,6 +84,31 @@ def test_a_report_that_says_the_same_again_changes_nothing() -> None:
     assert profiles[JobId("a")] is first
     tell(harness, msgspec.structs.replace(REPORT, noise_scale=5.0))
     assert profiles[JobId("a")] is not first
+
+
+AGGREGATED = AggregatedSync(alpha_sync_s=0.001, share_bytes_s=1e9, nbytes=5e8, incast_s=0.001)
+
+
+def test_a_job_that_aggregates_is_planned_with_the_aggregators_that_it_can_have() -> None:
+    """Its own, and what its cluster has free, up to the servers that it asks for. Pollux keeps that
+    form over a restart."""
+    harness = trained()
+    state = harness.core.state
+    report = msgspec.structs.replace(REPORT, aggregated=AGGREGATED)
+    for free, servers, most in ((0, 3, 1), (1, 3, 2), (7, 3, 3), (7, 1, 1)):
+        job = state.jobs[JobId("a")]
+        spec_now = msgspec.structs.replace(job.record.spec, servers=servers)
+        state.change(job, harness.now_s, spec=spec_now, cluster=ClusterId("c0"))
+        for number in range(free):
+            harness.see(heartbeat(f"a{number}", harness.now_s))
+        tell(harness, report)
+        model = state.gpus.snapshot.profiles[JobId("a")].model
+        assert model is not None
+        assert isinstance(model.throughput, SharedThroughput)
+        assert model.throughput.aggregators_max == most
+    round_at(harness, 180.0)
+    (kept,) = msgspec.msgpack.decode(state.policy.facts, type=PolluxFacts).reports.values()
+    assert kept.profile.model == model
 
 
 def changed(**fields: Any) -> GoodputReport:

@@ -15,7 +15,8 @@ from slackwater.common.base.errors import ConfigRejected, Rejected
 from slackwater.common.domains.models import pollux_agent
 from slackwater.common.domains.models.efficiency import GradientMoments
 from slackwater.common.domains.models.fitting import Observation
-from slackwater.common.domains.models.goodput import BatchLimits, profile_of
+from slackwater.common.domains.models.goodput import BatchLimits
+from slackwater.common.domains.models.goodput_report import profile_of
 from slackwater.common.domains.models.pollux_agent import (
     CONFIGURATIONS_MAX,
     Learned,
