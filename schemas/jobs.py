@@ -87,6 +87,8 @@ CHECKPOINT_VARIABLE: Final = "SLACKWATER_CHECKPOINT"
 """Tells a program the folder of its checkpoints."""
 AGGREGATE_VARIABLE: Final = "SLACKWATER_AGGREGATE"
 """Tells a program what `JobSpec.aggregate` says, unless that is "auto"."""
+BATCH_VARIABLE: Final = "SLACKWATER_BATCH"
+"""Tells a program with a fixed batch its size in examples; 0: as the program begins."""
 
 
 CodeDigest = Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{64})?\Z")]
@@ -266,6 +268,8 @@ class JobSpec(Record, kw_only=True, frozen=True):
     """The smallest batch that it may be trained with; 0: `batch_size`."""
     batch_max: Count = 0
     """The largest batch that it may be trained with; 0: `batch_size`."""
+    batch: Literal["adaptive", "fixed"] | None = None
+    """Whether its batch may be tuned while it runs; None: as its program, or a policy, has it."""
     adaptive: bool = False
     """Set where the number of GPUs may change within its bounds while the job runs; otherwise it
     keeps the number that it was started with."""

@@ -15,7 +15,7 @@ Header, in any order; only the first three columns are required, an empty cell m
     extra         a JSON object of texts, numbers and booleans
 
 Any other column goes into `extra`. A replay reads `consistency` and `staleness` there, the job's
-mode.
+mode; a simulation `batch`: adaptive or fixed, whatever the policy says of others.
 
 Floats are written with the shortest digits that read back to the same number, so a trace survives
 a round trip bit for bit.

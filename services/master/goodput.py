@@ -7,6 +7,8 @@ when its master ends declares them as its facts (scheduling/scheduler.py).
 
 from typing import Final
 
+import msgspec
+
 from slackwater.common.base import limits
 from slackwater.common.base.effects import Count, Log
 from slackwater.common.base.errors import Rejected
@@ -16,6 +18,7 @@ from slackwater.common.domains.models.shared_throughput import SharedThroughput
 from slackwater.common.domains.models.throughput import ThroughputParams
 from slackwater.schemas import subjects
 from slackwater.schemas.job_states import HOLDING_STATES
+from slackwater.schemas.jobs import JobSpec
 from slackwater.schemas.telemetry import GoodputReport
 from slackwater.services.master.jobs import Job
 from slackwater.services.master.state import State
@@ -63,6 +66,7 @@ def _believed(state: State, report: GoodputReport, subject: str) -> GoodputProfi
         profile = profile_of(report, _aggregators_max(state, job, report))
     except Rejected as error:
         raise _Refused("figures", str(error)) from error
+    profile = _as_asked(profile, record.spec)
     assert profile.model is not None
     throughput = profile.model.throughput
     assert isinstance(throughput, ThroughputParams | SharedThroughput)
@@ -73,6 +77,17 @@ def _believed(state: State, report: GoodputReport, subject: str) -> GoodputProfi
         )
         raise _Refused("figures", reason)
     return profile
+
+
+def _as_asked(profile: GoodputProfile, spec: JobSpec) -> GoodputProfile:
+    """Keep the batch of a job whose user fixed it, whatever its program could do."""
+    model = profile.model
+    if model is None or spec.batch != "fixed":
+        return profile
+    size = spec.batch_size or model.limits.fixed or model.limits.initial
+    limits = msgspec.structs.replace(model.limits, fixed=size)
+    fixed = msgspec.structs.replace(model, limits=limits)
+    return msgspec.structs.replace(profile, model=fixed)
 
 
 def _aggregators_max(state: State, job: Job, report: GoodputReport) -> int:

@@ -16,6 +16,7 @@ from slackwater.schemas.gpus import NodeAllocation, held
 from slackwater.schemas.job_states import JobState
 from slackwater.schemas.jobs import (
     AGGREGATE_VARIABLE,
+    BATCH_VARIABLE,
     CHECKPOINT_VARIABLE,
     PAUSE_GRACE_S,
     JobRecord,
@@ -214,6 +215,8 @@ def launch_environment(spec: JobSpec) -> dict[str, str]:
     told = {CHECKPOINT_VARIABLE: spec.checkpoint} if spec.checkpoint else {}
     if spec.aggregate != "auto":
         told[AGGREGATE_VARIABLE] = spec.aggregate
+    if spec.batch == "fixed":
+        told[BATCH_VARIABLE] = str(spec.batch_size)
     return spec.env | told
 
 

@@ -8,7 +8,7 @@ keep the trace's order, which is also every policy's last tie-breaker.
 
 from collections.abc import Mapping, Sequence
 from math import floor
-from typing import Any
+from typing import Any, Literal, cast
 
 import msgspec
 from msgspec.structs import replace
@@ -101,6 +101,7 @@ def _submission(
             tenant=row.tenant,
             priority=_priority(row) if priorities else 0,
             batch_size=row.batch_size or 0,
+            batch=_batch(row),
             gpu_types=speeds,
         ),
         oracle=Oracle(
@@ -114,6 +115,17 @@ def _submission(
         number=number,
         submit_s=floor(row.submit_s) if whole_seconds else row.submit_s,
     )
+
+
+def _batch(row: TraceJob) -> Literal["adaptive", "fixed"] | None:
+    """Raises Rejected for another word."""
+    text = str(row.extra.get("batch", "")).strip()
+    if text not in ("", "adaptive", "fixed"):
+        raise Rejected(
+            f"job {row.id} has batch {text!r}; give adaptive or fixed, or leave it empty: then the "
+            "policy says"
+        )
+    return cast("Literal['adaptive', 'fixed'] | None", text or None)
 
 
 def _priority(row: TraceJob) -> int:

@@ -21,7 +21,7 @@ lost, and training goes on.
 import os
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple, Self
 
@@ -49,6 +49,7 @@ from slackwater.common.domains.models.pollux_agent import (
     check_replicas,
 )
 from slackwater.schemas.base import JobId
+from slackwater.schemas.jobs import BATCH_VARIABLE
 from slackwater.schemas.telemetry import GoodputReport
 
 ATTEMPT: Final = "SLACKWATER_ATTEMPT"
@@ -95,6 +96,7 @@ class GoodputReporter:
         self.job, self.rank, self.workers, _ = identify(job, rank, workers, url)
         self.placement = placement_of(os.environ, self.workers)
         told = reports_to(self.job, self.rank, url, credentials)
+        limits = fixed_by(os.environ, limits)
         through = sharing.carried(agent) if agent is not None else None
         self._agent = PolluxAgent(limits, carried=through, lr_rule=lr_rule)
         self._synchronises = agent
@@ -200,6 +202,16 @@ def placement_of(environment: "os._Environ[str] | dict[str, str]", workers: int)
             "whole number and to NODE:GPUS,...; unset both where you start the program yourself"
         ) from None
     return found
+
+
+def fixed_by(environment: Mapping[str, str], limits: BatchLimits) -> BatchLimits:
+    """Fix the batch where the job was submitted so. Raises Rejected."""
+    text = environment.get(BATCH_VARIABLE)
+    if text is None:
+        return limits
+    if not text.isdecimal():
+        raise plainly(f"{BATCH_VARIABLE} is {text!r}; give examples, or 0 for its first batch")
+    return msgspec.structs.replace(limits, fixed=int(text) or limits.fixed or limits.initial)
 
 
 def _read(path: Path) -> Learned:

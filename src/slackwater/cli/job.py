@@ -182,7 +182,8 @@ def _gpus(record: JobRecord) -> Iterator[tuple[str, str]]:
         yield (
             "Batch",
             f"{spec.batch_size}"
-            + (f", from {bounds[0]} to {bounds[1]}" if bounds[0] < bounds[1] else ""),
+            + (f", from {bounds[0]} to {bounds[1]}" if bounds[0] < bounds[1] else "")
+            + (f", {spec.batch}" if spec.batch else ""),
         )
     if spec.priority:
         yield "Priority", str(spec.priority)

@@ -236,7 +236,7 @@ Preferred = Annotated[
 Batch = Annotated[
     str,
     typer.Option(
-        metavar="MIN[:MAX]",
+        metavar="MIN[:MAX|:fixed]",
         help="Examples of one iteration over all processes, and up to how many it may grow.",
         rich_help_panel=_RESOURCES,
     ),

@@ -48,13 +48,17 @@ def gpu_types(texts: Iterable[str]) -> dict[str, float]:
     return found
 
 
-def batch_bounds(text: str) -> dict[str, int]:
-    """Read SIZE, or MIN:MAX of a batch that begins with MIN. Raises Usage."""
+def batch_bounds(text: str) -> dict[str, int | str]:
+    """Read SIZE, SIZE:fixed, or MIN:MAX of a batch that begins with MIN. Raises Usage."""
+    text, fixed = text.strip().removesuffix(":fixed"), text.strip().endswith(":fixed")
     parts = re.fullmatch(r"(\d{1,16})(?::(\d{1,16}))?", text.strip())
     least, most = (int(parts[1]), int(parts[2] or 0)) if parts else (0, 0)
     if not 1 <= least <= COUNT_MAX or most > COUNT_MAX:
-        raise Usage(f"--batch {shown(text)}: write a size such as 128, or bounds such as 128:4096")
-    return {"batch_size": least, "batch_min": least if most else 0, "batch_max": most}
+        raise Usage(
+            f"--batch {shown(text)}: write a size such as 128, or 128:fixed, or bounds: 128:4096"
+        )
+    sizes = {"batch_size": least, "batch_min": least if most else 0, "batch_max": most}
+    return sizes | ({"batch": "fixed"} if fixed else {})
 
 
 def gpus_held(record: JobRecord) -> str:

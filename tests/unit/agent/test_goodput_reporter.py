@@ -82,6 +82,19 @@ def test_where_nobody_tells_the_gpus_each_worker_has_one() -> None:
         placement_of({"SLACKWATER_GPUS": "a:x"}, 1)
 
 
+def test_a_batch_that_was_submitted_as_fixed_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    for text, size in (("64", 64), ("0", 32)):
+        monkeypatch.setenv("SLACKWATER_BATCH", text)
+        with GoodputReporter(LIMITS, report_s=600.0) as reporter:
+            train(reporter)
+            reporter._learn()
+            per_gpu, accumulation = reporter.batch_split()
+            assert 2 * per_gpu * (accumulation + 1) == size
+    monkeypatch.setenv("SLACKWATER_BATCH", "many")
+    with pytest.raises(Rejected, match="SLACKWATER_BATCH is 'many'"):
+        GoodputReporter(LIMITS)
+
+
 def test_a_reporter_that_has_an_agent_fits_the_throughput_of_aggregation() -> None:
     """Its gradient's bytes are known, and an Agent without a cluster is its own aggregator."""
     with (

@@ -47,6 +47,8 @@ def test_a_type_that_cannot_be_understood_is_refused(texts: list[str], said: str
 
 def test_a_batch_is_a_size_or_bounds_of_which_it_begins_with_the_lower() -> None:
     assert batch_bounds("128") == {"batch_size": 128, "batch_min": 0, "batch_max": 0}
+    fixed = {"batch_size": 128, "batch_min": 0, "batch_max": 0, "batch": "fixed"}
+    assert batch_bounds("128:fixed") == fixed
     assert batch_bounds("128:4096") == {"batch_size": 128, "batch_min": 128, "batch_max": 4096}
     for text in ("", "0", "-1", "8:", "x", "8:9:10"):
         with pytest.raises(Usage, match="write a size such as 128"):

@@ -48,7 +48,7 @@ GPUS_MAX: Final = 64
 
 class Options(msgspec.Struct, frozen=True):
     adaptive: bool = True
-    """Jobs tune their own batch; otherwise they keep the trace's."""
+    """Jobs that do not say tune their own batch; otherwise they keep the trace's."""
     report_s: float = 60.0
     """Reports and reviews happen at multiples of this."""
     fixed: Mapping[str, tuple[int, int]] = msgspec.field(default_factory=lambda: dict(FIXED))
@@ -174,7 +174,7 @@ class ProfileRun:
             self._shape = tuple(gpus for _, gpus in allocation)
             self._gpu_type = self._types[allocation[0][0]]
             self._tune()
-            if self._options.adaptive:
+            if self._reports:
                 self._measure_s = self._at_s + self._step_times()[0]
                 self._review_s = next_report_s(self._at_s, self._options.report_s)
         self._set_rate()
@@ -271,6 +271,10 @@ class ProfileRun:
     # The job's agent ---------------------------------------------------------------------------
 
     @property
+    def _reports(self) -> bool:
+        return self._options.adaptive or self._adaptive
+
+    @property
     def _adaptive(self) -> bool:
         return self._limits.fixed is None
 
@@ -281,7 +285,7 @@ class ProfileRun:
 
     def _measure(self) -> None:
         """One iteration was seen: its time, exact at once, and its gradients' statistics."""
-        if not self._options.adaptive:
+        if not self._reports:
             return
         agent, nodes, gpus = self.agent, len(self._shape), sum(self._shape)
         if not agent.has_seen(nodes, gpus, self._per_gpu):
@@ -371,9 +375,10 @@ def limits_of(
 ) -> BatchLimits:
     fixed = None
     per_gpu_min, per_gpu_max = application.per_gpu_bounds(gpu_type)
-    if not options.adaptive:
+    asked = job.spec.batch
+    if asked == "fixed" or (asked is None and not options.adaptive):
         fixed = job.spec.batch_size or application.batch_initial
-    elif job.spec.model in options.fixed:
+    elif asked is None and job.spec.model in options.fixed:
         fixed = options.fixed[job.spec.model][1]
     return BatchLimits(
         initial=application.batch_initial,

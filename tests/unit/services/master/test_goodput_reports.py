@@ -23,6 +23,7 @@ from slackwater.schemas.telemetry import (
     ThroughputTheta,
 )
 from slackwater.services.master.keys import DecisionDue
+from slackwater.services.master.lifecycle import launch_environment
 from slackwater.services.master.scheduling.policies.pollux import PolluxFacts
 from slackwater.services.master.snapshot import NOT_REPORTED
 
@@ -109,6 +110,19 @@ def test_a_job_that_aggregates_is_planned_with_the_aggregators_that_it_can_have(
     round_at(harness, 180.0)
     (kept,) = msgspec.msgpack.decode(state.policy.facts, type=PolluxFacts).reports.values()
     assert kept.profile.model == model
+
+
+def test_a_batch_that_its_user_fixed_is_planned_with_as_fixed() -> None:
+    harness = trained()
+    job = harness.core.state.jobs[JobId("a")]
+    fixed = msgspec.structs.replace(job.record.spec, batch="fixed", batch_size=256)
+    harness.core.state.change(job, harness.now_s, spec=fixed)
+    tell(harness, REPORT)
+    model = harness.core.state.gpus.snapshot.profiles[JobId("a")].model
+    assert model is not None
+    assert model.limits.fixed == 256
+    assert launch_environment(fixed)["SLACKWATER_BATCH"] == "256"
+    assert "SLACKWATER_BATCH" not in launch_environment(spec("b", batch_size=256))
 
 
 def changed(**fields: Any) -> GoodputReport:

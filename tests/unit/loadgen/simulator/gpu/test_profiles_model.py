@@ -26,7 +26,7 @@ from slackwater.loadgen.simulator.gpu.jobmodels.registry import make_model
 from slackwater.loadgen.simulator.gpu.outcome import Costs, Result, Scaling, Settings
 from slackwater.loadgen.simulator.gpu.workload import Submission, workload
 from slackwater.loadgen.traces import read
-from slackwater.loadgen.traces.record import TraceRejected
+from slackwater.loadgen.traces.record import TraceJob, TraceRejected
 from slackwater.services.master.scheduling.registry import make
 from slackwater.services.master.scheduling.view import Rules
 
@@ -316,6 +316,30 @@ def test_pollux_beats_the_rigid_policies_on_the_toy(toy: Application) -> None:
         for name in ("pollux", "tiresias-artifact")
     }
     assert averages["pollux"] < averages["tiresias-artifact"]
+
+
+@pytest.mark.parametrize("policy", ["pollux", "tiresias-las"])
+def test_adaptive_and_fixed_jobs_run_in_one_workload(toy: Application, policy: str) -> None:
+    """A batch of 1600 is too large for the noise: jobs that may tune theirs end sooner than equal
+    ones that may not, under either kind of policy; those that do not say are as the policy has it.
+    """
+    rows = [
+        TraceJob(id=f"{kind}-{n}", submit_s=0.0, gpus=4, model="toy", batch_size=1600, extra=extra)
+        for n in range(2)
+        for kind, extra in (
+            ("adaptive", {"batch": "adaptive"}), ("fixed", {"batch": "fixed"}), ("unsaid", {}),
+        )
+    ]  # fmt: skip
+    chosen = make(policy)
+    model = ProfilesModel.of({"toy": toy}, Options(adaptive=policy == "pollux"))
+    result = Engine(workload(rows), Cluster([(4, "")] * 6), chosen, model, Settings()).run()
+    length = {o.job.spec.id: o.end_s - o.start_s for o in result.outcomes}
+    for n in range(2):
+        assert length[f"adaptive-{n}"] < 0.9 * length[f"fixed-{n}"]
+        alike = "adaptive" if policy == "pollux" else "fixed"
+        assert length[f"unsaid-{n}"] == pytest.approx(length[f"{alike}-{n}"], rel=0.05)
+    with pytest.raises(Rejected, match="job x has batch 'large'"):
+        workload([TraceJob(id="x", submit_s=0.0, gpus=1, extra={"batch": "large"})])
 
 
 def test_gpu_types_are_used_by_what_they_are_worth(toy: Application) -> None:
