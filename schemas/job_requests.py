@@ -23,7 +23,7 @@ from slackwater.schemas.base import (
 from slackwater.schemas.hangs import Hang
 from slackwater.schemas.job_states import JobState
 from slackwater.schemas.jobs import JobRecord, JobSpec, TensorSpec, UpdateRule, check_elements
-from slackwater.schemas.progress import JobProgress
+from slackwater.schemas.progress import JobProgress, TuningPoint
 from slackwater.schemas.tenants import Tenant
 
 # Requests to the master ------------------------------------------------------------------------
@@ -190,6 +190,9 @@ class JobInfo(Message, kw_only=True, frozen=True, tag="job.info"):
     """None: no Agent and no controller has said anything of it to this master."""
     hang: Hang | None = None
     """Set while no rank of it goes on."""
+    history: Annotated[tuple[TuningPoint, ...], msgspec.Meta(max_length=1024)] = ()
+    """How it was tuned over time, by its reports of goodput to this master: thinned as they grow
+    many."""
 
 
 class JobList(Message, kw_only=True, frozen=True, tag="job.list-reply"):

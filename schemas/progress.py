@@ -34,6 +34,28 @@ class RankProgress(Record, kw_only=True, frozen=True):
         bound(self, "speed", most=SECONDS_MAX)
 
 
+class TuningPoint(Record, kw_only=True, frozen=True):
+    """How a job trained at an instant, as its program reported (Qiao, thesis, figure 3.11)."""
+
+    at_s: Seconds
+    gpus: Count
+    batch: Count
+    """Examples of an iteration, over all GPUs and accumulation steps; 0: not said."""
+    accumulation: Count = 0
+    """Steps before the one that synchronises."""
+    rate_scale: Finite | None = None
+    """The factor on the learning rate of the smallest batch; None: not said."""
+    efficiency: Finite | None = None
+    """The part that an example of this batch teaches of one of the smallest; None: not known."""
+    progress_epochs: Finite | None = None
+    """Statistical epochs so far; None: not said."""
+
+    def __post_init__(self) -> None:
+        for name in ("rate_scale", "efficiency", "progress_epochs"):
+            if getattr(self, name) is not None:
+                bound(self, name)
+
+
 class JobProgress(Record, kw_only=True, frozen=True):
     """How far a job is, how fast, and where: known to the master that leads, and not stored."""
 
@@ -44,7 +66,16 @@ class JobProgress(Record, kw_only=True, frozen=True):
     speed: Seconds = 0.0
     """Iterations a second of its slowest rank, over the last seconds; 0: not known."""
     eta_s: Seconds | None = None
-    """Seconds until its last iteration at this speed; None: not known."""
+    """Seconds until its last iteration, or its last epoch, at this speed; None: not known."""
+    eta_s_min: Seconds | None = None
+    """The same if it goes on as fast as it may, by its last reports; None: not known."""
+    eta_s_max: Seconds | None = None
+    """The same if it goes on as slowly as it may; None: not known."""
+    epochs: Finite | None = None
+    """Statistical epochs so far: examples by their efficiency, over the data set; None: it does not
+    report them."""
+    epochs_target: Finite | None = None
+    """Statistical epochs that it trains for; None: not known."""
     loss: Finite | None = None
     """Part of its profiled speed that it lost in its last monitor window; below 0: it is faster;
     None: not measured."""
@@ -59,6 +90,6 @@ class JobProgress(Record, kw_only=True, frozen=True):
     """Ranks that have reported; only in the answer to GetJob."""
 
     def __post_init__(self) -> None:
-        for name in ("speed", "eta_s"):
+        for name in ("speed", "eta_s", "eta_s_min", "eta_s_max"):
             if getattr(self, name) is not None:
                 bound(self, name, most=SECONDS_MAX)

@@ -207,3 +207,14 @@ class GoodputReport(Message, kw_only=True, frozen=True, tag="job.goodput"):
     aggregated: AggregatedSync | None = None
     """How it synchronises through shared aggregators; None: by all-reduce, as `theta` says, which
     else says the same of the aggregators that it has now."""
+    per_gpu: Count = 0
+    """m: examples a GPU of the step that it trains with now; 0: not said."""
+    accumulation: Count = 0
+    """s: steps before the one that synchronises."""
+    rate_scale: Annotated[float, msgspec.Meta(ge=0.0, le=FINITE_MAX)] | None = None
+    """The factor on the learning rate of the smallest batch; None: not said."""
+    progress_epochs: Annotated[float, msgspec.Meta(ge=0.0, le=FINITE_MAX)] | None = None
+    """Statistical epochs so far: examples by their efficiency, over the data set (section 3.3.1);
+    None: not counted."""
+    target_epochs: Annotated[float, msgspec.Meta(gt=0.0, le=FINITE_MAX)] | None = None
+    """Statistical epochs that it trains for; None: not known."""

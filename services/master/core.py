@@ -105,7 +105,7 @@ from slackwater.services.master import (
 )
 from slackwater.services.master.config import MasterConfig
 from slackwater.services.master.explain import brief, fitting, shown
-from slackwater.services.master.gangs import joins, present, processes
+from slackwater.services.master.gangs import joins, processes
 from slackwater.services.master.jobs import (
     Job,
     active_first,
@@ -267,10 +267,13 @@ class Master:
             state.reply(token, Refused(reason=unknown(message.job), code=NOT_FOUND))
             return
         (record,) = shown(state, [job], now_s)
-        progress = job.progress.shown(
-            record.spec, record.state, now_s, by_rank=True, workers=present(record)
+        info = JobInfo(
+            job=record,
+            progress=job.shown_progress(now_s, by_rank=True),
+            hang=hangs.hang_of(job),
+            history=tuple(job.learning.points),
         )
-        state.reply(token, JobInfo(job=record, progress=progress, hang=hangs.hang_of(job)))
+        state.reply(token, info)
 
     def _list(self, token: int, message: ListJobs, now_s: float) -> None:
         state = self.state
@@ -282,11 +285,7 @@ class Master:
         page = found[message.offset : message.offset + limits.LIST_JOBS_MAX]
         some = shown(state, page, now_s)
         records = tuple(fitting(some) if message.whole else map(brief, some))
-        told = (
-            (job.id, job.progress.shown(r.spec, r.state, now_s, by_rank=False, workers=present(r)))
-            for job in page[: len(records)]
-            for r in (job.record,)
-        )
+        told = ((job.id, job.shown_progress(now_s)) for job in page[: len(records)])
         answer = JobList(
             jobs=records,
             total=len(found),

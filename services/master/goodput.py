@@ -17,8 +17,11 @@ from slackwater.common.domains.models.goodput_report import profile_of
 from slackwater.common.domains.models.shared_throughput import SharedThroughput
 from slackwater.common.domains.models.throughput import ThroughputParams
 from slackwater.schemas import subjects
+from slackwater.schemas.base import COUNT_MAX
+from slackwater.schemas.gpus import held
 from slackwater.schemas.job_states import HOLDING_STATES
 from slackwater.schemas.jobs import JobSpec
+from slackwater.schemas.progress import TuningPoint
 from slackwater.schemas.telemetry import GoodputReport
 from slackwater.services.master.jobs import Job
 from slackwater.services.master.state import State
@@ -40,6 +43,7 @@ def take(state: State, report: GoodputReport, subject: str) -> None:
     except _Refused as refused:
         _refuse(state, report, refused)
         return
+    _note(state, report, profile)
     snapshot = state.gpus.snapshot
     if snapshot.profiles.get(report.job) != profile:  # The same object spares policies its tables.
         snapshot.profiled(report.job, profile)
@@ -77,6 +81,23 @@ def _believed(state: State, report: GoodputReport, subject: str) -> GoodputProfi
         )
         raise _Refused("figures", reason)
     return profile
+
+
+def _note(state: State, report: GoodputReport, profile: GoodputProfile) -> None:
+    """Keep how far the job has learned, and how it is tuned."""
+    job, model = state.jobs[report.job], profile.model
+    gpus = held(job.record.allocation)
+    batch = gpus * report.per_gpu * (report.accumulation + 1)
+    point = TuningPoint(
+        at_s=state.now_s,
+        gpus=gpus,
+        batch=min(batch, COUNT_MAX),
+        accumulation=report.accumulation,
+        rate_scale=report.rate_scale,
+        efficiency=float(model.efficiency(batch)) if model is not None and batch else None,
+        progress_epochs=report.progress_epochs,
+    )
+    job.learning.reported(point, report.attempt, report.target_epochs)
 
 
 def _as_asked(profile: GoodputProfile, spec: JobSpec) -> GoodputProfile:

@@ -10,12 +10,20 @@ from slackwater.schemas.base import CONFLICT, NOT_FOUND, JobId, NodeId, Refused
 from slackwater.schemas.gpus import Gpu
 from slackwater.schemas.hangs import Hang, RankLook
 from slackwater.schemas.job_requests import RegisterJob
-from slackwater.schemas.job_states import TERMINAL_STATES, TRANSITIONS, WAITING_STATES, JobState
+from slackwater.schemas.job_states import (
+    HOLDING_STATES,
+    TERMINAL_STATES,
+    TRANSITIONS,
+    WAITING_STATES,
+    JobState,
+)
 from slackwater.schemas.jobs import JobRecord, JobSpec, TensorSpec, UpdateRule, first_difference
+from slackwater.schemas.progress import JobProgress
 from slackwater.schemas.usage import DayUse
 from slackwater.services.master.config import MasterConfig
-from slackwater.services.master.gangs import joins, ranks_at
+from slackwater.services.master.gangs import joins, present, ranks_at
 from slackwater.services.master.keys import OF_PROCESSES, Order, Verb
+from slackwater.services.master.learning import Learning
 from slackwater.services.master.nodes import Nodes
 from slackwater.services.master.progress import Progress
 from slackwater.services.master.usage import Aggregation, lasted
@@ -75,6 +83,7 @@ class Job:
     """Ranks whose logs' last lines were asked for."""
     heard_s: float = 0.0
     progress: Progress = field(default_factory=Progress)
+    learning: Learning = field(default_factory=Learning)
     aggregation: Aggregation = field(default_factory=Aggregation)
     missing_since_s: dict[int, float] = field(default_factory=dict)
     stalled: tuple[float, tuple[int, ...], int, str] = (-inf, (), 0, "")
@@ -147,6 +156,14 @@ class Job:
     @property
     def by_hand(self) -> bool:
         return not self.record.spec.program
+
+    def shown_progress(self, now_s: float, *, by_rank: bool = False) -> JobProgress | None:
+        """Show how far it is; None: nothing is known."""
+        record = self.record
+        found = self.progress.shown(
+            record.spec, record.state, now_s, by_rank=by_rank, workers=present(record)
+        )
+        return self.learning.shown(found, runs=record.state in HOLDING_STATES)
 
     def awaited(self, rank: int) -> bool:
         """Tell whether it died or joins, and its node has not started it yet; or it leaves."""

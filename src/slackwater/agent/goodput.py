@@ -105,6 +105,7 @@ class GoodputReporter:
             self._agent.recall(_read(self._state))
             self._agent.refit()
         self._split = self._tuned()
+        self._progress: tuple[float | None, float | None] = None, None
         self._seen: deque[Callable[[], object]] = deque(maxlen=SEEN_MAX)
         self._scale = threading.Lock()
         """Held while gradients are added, or the rate is scaled by them."""
@@ -146,6 +147,12 @@ class GoodputReporter:
         self._check()
         self._seen.append(lambda: self._agent.saw_difference(mean_sqr, difference_sqr, batch))
 
+    def saw_progress(self, epochs: float, target: float | None = None) -> None:
+        """Tell how far training is, in statistical epochs: examples by their efficiency, over the
+        data set; `target`: how many it trains for. People are shown progress and ETA by it."""
+        self._check()
+        self._progress = epochs, target
+
     def learning_rate_scale(self, batch: float, epoch: float = float("inf")) -> float:
         """Return the factor on the learning rate of the smallest batch, for one of `batch`."""
         with self._scale:
@@ -183,7 +190,16 @@ class GoodputReporter:
                 write_result(self._state, msgspec.json.encode(agent.learned()).decode())
         if agent.model is None:
             return None
-        return agent.report(JobId(self.job), self.placement.attempt)
+        epochs, target = self._progress
+        (per_gpu, steps), gpus = self._split, self.placement.gpus
+        return msgspec.structs.replace(
+            agent.report(JobId(self.job), self.placement.attempt),
+            per_gpu=per_gpu,
+            accumulation=steps,
+            rate_scale=agent.learning_rate_scale(gpus * per_gpu * (steps + 1)),
+            progress_epochs=epochs,
+            target_epochs=target,
+        )
 
     def _tuned(self) -> BatchSplit:
         return self._agent.batch_split(self.placement.nodes, self.placement.gpus)

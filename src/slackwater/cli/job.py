@@ -2,8 +2,11 @@
 
 import shlex
 from collections.abc import Iterator
-from typing import Final
+from typing import Annotated, Final
 
+import typer
+
+from slackwater.cli import tuning
 from slackwater.cli.ends import Ends, foretold
 from slackwater.cli.events import recent_events
 from slackwater.cli.job_ids import JobId
@@ -34,26 +37,38 @@ RANKS: Final = 4
 EMULATED: Final = "slackwater.loadgen.emulate"
 
 
-def job(id: JobId, url: Url = None, json: Json = False) -> None:
+def job(
+    id: JobId,
+    url: Url = None,
+    json: Json = False,
+    history: Annotated[
+        bool, typer.Option(help="How its batch, rate and efficiency changed, by its reports.")
+    ] = False,
+) -> None:
     """Describe one job: its request, progress and place, why it waits, when a job with GPUs will
     end, and its result."""
 
     async def seen(client: Client) -> tuple[JobInfo, Ends | None, list[str], float]:
         info = await client.job_info(id)
         ends = await foretold(client, info.job)
-        past = [] if json else await history(client, info)
+        past = [] if json else await past_of(client, info)
         return info, ends, past, client.clock.now_s()
 
     info, ends, past, now_s = with_client(url, seen)
     if json:
         found = documents.job(info.job, info.progress) | {"ends": ends}
-        print_json(found | {"hang": documents.whole(info.hang)})
+        print_json(
+            found
+            | {"hang": documents.whole(info.hang)}
+            | ({"history": documents.whole(info.history)} if history else {})
+        )
         return
     width = out.width if out.is_terminal else None
-    tables.show([*described(info, now_s, width, ends), *past])
+    tuned = tuning.table(info.history, width) if history else []
+    tables.show([*described(info, now_s, width, ends), *tuned, *past])
 
 
-async def history(client: Client, info: JobInfo) -> list[str]:
+async def past_of(client: Client, info: JobInfo) -> list[str]:
     """Tell what happened to the job and when, and what it printed last: lines at the end of its
     description."""
     record = last_placed(info.job)
@@ -231,7 +246,7 @@ def _going(progress: JobProgress, ended: bool) -> Iterator[tuple[str, str]]:
         if not ended and progress.speed:
             parts.append(figures.speed(progress.speed))
         if not ended and progress.eta_s is not None:
-            parts.append(f"{figures.lasted(progress.eta_s)} left")
+            parts.append(figures.left(progress))
         yield "Progress", ", ".join(parts)
     if progress.loss is not None:
         yield "Loss", f"{figures.loss(progress.loss)} of its profiled speed"

@@ -193,6 +193,8 @@ def _ratio(job: Job, now_s: float) -> float:
     progress = job.progress
     if progress is None:
         return 0.0
+    if progress.epochs is not None:
+        return -(progress.epochs / progress.epochs_target if progress.epochs_target else 0.0)
     return -(progress.iteration / progress.iterations if progress.iterations else 0.0)
 
 

@@ -236,8 +236,9 @@ Preferred = Annotated[
 Batch = Annotated[
     str,
     typer.Option(
-        metavar="MIN[:MAX|:fixed]",
-        help="Examples of one iteration over all processes, and up to how many it may grow.",
+        metavar="MIN[:MAX]",
+        help="Examples of one iteration over all processes, and up to how many it may grow; "
+        "`128:fixed` keeps it.",
         rich_help_panel=_RESOURCES,
     ),
 ]

@@ -33,9 +33,13 @@ def at(seconds: float) -> str:
 
 
 def done(progress: JobProgress | None) -> str:
-    """Show progress as 7,210/20,000; without a total where the program counts for itself."""
+    """Show progress as 7,210/20,000; without a total where the program counts for itself. A job
+    that reports statistical epochs is that far: 3.21/10 epochs."""
     if progress is None or not (progress.updated_s or progress.iteration):
         return NOTHING
+    if progress.epochs is not None:
+        target = f"/{progress.epochs_target:g}" if progress.epochs_target is not None else ""
+        return f"{progress.epochs:.2f}{target} epochs"
     total = f"/{progress.iterations:,}" if progress.iterations else ""
     return f"{progress.iteration:,}{total}"
 
@@ -57,6 +61,18 @@ def loss(of: float | None) -> str:
 
 def eta(progress: JobProgress | None) -> str:
     return NOTHING if progress is None or progress.eta_s is None else lasted(progress.eta_s)
+
+
+def left(progress: JobProgress) -> str:
+    """Show how long a job still trains, and the interval where known: 12m left (10m to 15m)."""
+    if progress.eta_s is None:
+        return NOTHING
+    least, most = progress.eta_s_min, progress.eta_s_max
+    interval = ""
+    if least is not None:
+        to = f"to {lasted(most)}" if most is not None else "or more"
+        interval = f" ({lasted(least)} {to})"
+    return f"{lasted(progress.eta_s)} left{interval}"
 
 
 def mode(spec: JobSpec) -> str:

@@ -31,11 +31,14 @@ async def test_rank_0_reports_its_attempt_and_a_profile(
     ):
         for reporter in (one, two):
             reporter.saw_iteration(0.1, per_gpu=16, grad_s=0.08)
+            reporter.saw_progress(1.5, target=4.0)
         await soon(lambda: len(heard) > 2, "reports come")
         assert two.reports == 0
     report = heard[0]
     assert (report.job, report.attempt, report.gpus_seen) == (unique, 2, 4)
     assert report.sender == f"agent.{unique}.0"
+    assert (report.progress_epochs, report.target_epochs) == (1.5, 4.0)
+    assert (report.per_gpu, report.accumulation, report.rate_scale) == (8, 0, 1.0)
     assert profile_of(report) == one._agent.profile()
 
 
