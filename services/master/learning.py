@@ -8,8 +8,7 @@ give or take two standard errors of it. Reports of another attempt begin a new r
 which a job had no GPUs is not its speed.
 
 **History.** Each report is a point of figure 3.11: batch, accumulation, rate and efficiency. A job
-keeps `POINTS_MAX` of them at most. When they are full every second one goes, so that what is left
-covers its whole life; a point then stands for twice as many reports as before.
+keeps `POINTS_MAX` of them at most, thinned so that they cover its whole life.
 """
 
 from collections import deque
@@ -21,6 +20,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from slackwater.common.base.thinned import Thinned
 from slackwater.schemas.base import SECONDS_MAX
 from slackwater.schemas.progress import JobProgress, TuningPoint
 
@@ -41,12 +41,9 @@ class Learning:
     """Follows one job."""
 
     target: float | None = None
-    points: list[TuningPoint] = field(default_factory=list)
+    points: Thinned[TuningPoint] = field(default_factory=lambda: Thinned(POINTS_MAX))
     _samples: deque[_Sample] = field(default_factory=lambda: deque(maxlen=RATED + 1))
     _attempt: int = -1
-    _every: int = 1
-    """Reports for each of which there is a point."""
-    _reports: int = 0
 
     def reported(self, point: TuningPoint, attempt: int, target: float | None) -> None:
         """Take a report. One that goes back (the job lost iterations) begins a new rate."""
@@ -59,12 +56,7 @@ class Learning:
             if not samples or point.at_s > samples[-1].at_s:
                 samples.append(_Sample(point.at_s, point.progress_epochs))
         self._attempt = attempt
-        if self._reports % self._every == 0:
-            if len(self.points) == POINTS_MAX:
-                del self.points[1::2]
-                self._every *= 2
-            self.points.append(point)
-        self._reports += 1
+        self.points.add(point)
 
     def shown(self, progress: JobProgress | None, runs: bool) -> JobProgress | None:
         """Show the progress by statistical epochs, where the job reports them."""

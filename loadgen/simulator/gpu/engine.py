@@ -21,7 +21,7 @@ from slackwater.loadgen.simulator.gpu.active import Active
 from slackwater.loadgen.simulator.gpu.cluster import Cluster
 from slackwater.loadgen.simulator.gpu.events import ARRIVAL, LOST, RUN, WAKE, Heap
 from slackwater.loadgen.simulator.gpu.interference import Surroundings
-from slackwater.loadgen.simulator.gpu.jobmodels.base import Conditions, JobModel, JobRun
+from slackwater.loadgen.simulator.gpu.jobmodels.base import Conditions, JobModel, JobRun, Tuned
 from slackwater.loadgen.simulator.gpu.machines import Machines
 from slackwater.loadgen.simulator.gpu.outcome import (
     DEFAULT_SETTINGS,
@@ -194,6 +194,8 @@ class Engine:
         touched = self._release(active, "completed")
         active.outcome.end_s = self._now_s
         active.outcome.restarts = active.restarts
+        if isinstance(active.run, Tuned):
+            active.outcome.tunings = tuple(active.run.tunings)
         del self._active[number], self._views[active.view.id]
         del self._number[active.view.id]
         self._changed.append(active.view.id)

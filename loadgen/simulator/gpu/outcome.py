@@ -8,6 +8,7 @@ import msgspec
 
 from slackwater.loadgen.simulator.gpu.failures import Failures
 from slackwater.loadgen.simulator.gpu.interference import Slowdowns
+from slackwater.loadgen.simulator.gpu.jobmodels.base import Tuning
 from slackwater.loadgen.simulator.gpu.workload import Submission
 from slackwater.services.master.scheduling.view import Allocation, JobView, Pending, Rules
 
@@ -101,6 +102,8 @@ class Outcome(msgspec.Struct):
     """Restart time and lost work, in GPU-seconds held."""
     alone_s: float = 0
     work_total: float = 0
+    tunings: tuple[Tuning, ...] = ()
+    """How it was tuned over time, where its model says."""
 
 
 class Result(msgspec.Struct):

@@ -9,6 +9,7 @@
     manifest.json     trace SHA-256, seed, every option and knob, version
     events-*.json     a run's event log: `loadgen audit`, or open it in Perfetto
     why.json          reasons of pending jobs at the instants asked for
+    tunings.csv       how jobs were tuned over time, where their model says (`profiles`)
     *.png             JCT CDF, allocation and efficiency over time, fairness CDF
 
 Everything but `wall_s` is a function of trace, options and seed: a rerun gives equal bytes.
@@ -24,6 +25,7 @@ import msgspec
 
 from slackwater.loadgen.files import table_text, write_json
 from slackwater.loadgen.plots import COLORS, cdf, figure
+from slackwater.loadgen.simulator.gpu import tunings
 from slackwater.loadgen.simulator.gpu.build import policy_knobs
 from slackwater.loadgen.simulator.gpu.metrics import FAIRNESS_DEFINITION, JobFigures, Summary
 from slackwater.loadgen.simulator.gpu.prepare import Prepared
@@ -53,6 +55,12 @@ def write_report(
         ]
         write_json(folder / "why.json", [_finite(reason) for reason in reasons])
     draw(folder, first)
+    if any(report.tunings for report in first):
+        runs = [(report.summary.policy, report.tunings) for report in first]
+        (folder / "tunings.csv").write_text(tunings.tunings_csv(runs))
+        for policy, jobs in runs:
+            if jobs:
+                tunings.draw(folder / f"tunings-{policy}.png", policy, jobs)
 
 
 def _finite(values: dict[str, Any]) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from slackwater.loadgen.simulator.gpu.metrics import (
 )
 from slackwater.loadgen.simulator.gpu.prepare import prepare
 from slackwater.loadgen.simulator.gpu.series import Series, series
+from slackwater.loadgen.simulator.gpu.tunings import JobTunings
 from slackwater.loadgen.simulator.gpu.workload import Submission
 from slackwater.loadgen.simulator.options import Options
 from slackwater.services.master.scheduling.view import Pending
@@ -71,6 +72,7 @@ class RunReport(msgspec.Struct):
     series: Series | None
     reasons: list[tuple[float, Pending]]
     gpus: int
+    tunings: list[JobTunings] = []
 
 
 def run(
@@ -102,6 +104,10 @@ def run(
     return RunReport(
         summary, figures, size_bins(figures, [o.alone_s for o in result.outcomes]),
         series(result) if task.log_path else None, result.pending_reasons, gpus,
+        [
+            JobTunings(o.job.spec.id, o.end_s, list(o.tunings))
+            for o in result.outcomes if task.log_path and o.tunings
+        ],
     )  # fmt: skip
 
 

@@ -14,8 +14,8 @@ A run that changes behaviour by itself (a learning-rate step, an epoch with anot
 returns that instant from `next_s`, is advanced there, and is asked again.
 """
 
-from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
@@ -83,6 +83,36 @@ class JobRun(Protocol):
 
     def restore(self) -> None:
         """Back to the last `mark` (or the start)."""
+        ...
+
+
+TUNINGS_MAX: Final = 512
+"""Tunings that a job keeps, thinned evenly."""
+
+
+class Tuning(NamedTuple):
+    """How a job trains from an instant on (figure 3.11 of Pollux's thesis)."""
+
+    at_s: float
+    gpus: int
+    batch: int
+    """Examples of an iteration over all GPUs and accumulation steps."""
+    accumulation: int
+    rate_scale: float
+    """The factor on the learning rate of the smallest batch."""
+    efficiency: float
+    """The part that an example teaches of one of the smallest batch."""
+    progress: float
+    """Part of its work that was done."""
+
+
+@runtime_checkable
+class Tuned(Protocol):
+    """A run that tells how it was tuned."""
+
+    @property
+    def tunings(self) -> Iterable[Tuning]:
+        """Its tunings so far, oldest first, of bounded number."""
         ...
 
 

@@ -26,6 +26,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from slackwater.common.base.errors import ConfigRejected, Rejected
+from slackwater.common.base.thinned import Thinned
 from slackwater.common.domains.models.fitting import Observation
 from slackwater.common.domains.models.goodput import BatchLimits, GoodputModel, split_batch
 from slackwater.common.domains.models.pollux_agent import PolluxAgent, next_report_s
@@ -35,7 +36,7 @@ from slackwater.loadgen.simulator.gpu.jobmodels.applications import (
     Shape,
     read_applications,
 )
-from slackwater.loadgen.simulator.gpu.jobmodels.base import Conditions
+from slackwater.loadgen.simulator.gpu.jobmodels.base import TUNINGS_MAX, Conditions, Tuning
 from slackwater.loadgen.simulator.gpu.workload import Submission, resizable
 from slackwater.services.master.scheduling.registry import Period
 from slackwater.services.master.scheduling.view import Allocation, ClusterView, Policy
@@ -79,6 +80,7 @@ class ProfileRun:
         self._epoch, self._progress = 0, 0.0
         self._marked = (0, 0.0)
         self._useful = 0.0
+        self.tunings = Thinned[Tuning](TUNINGS_MAX)
         self._allocation: Allocation = ()
         self._shape: Shape = ()
         self._gpu_type, self._gpu_speed, self._slowdown = "", 1.0, 1.0
@@ -249,6 +251,11 @@ class ProfileRun:
             if whole_s > end_s or whole_s % self._options.report_s:
                 end_s = max(self._at_s, whole_s)
         self._epoch_end_s = end_s
+        rate_scale = self.agent.learning_rate_scale(batch)
+        done = self._progress / self.work_total
+        self.tunings.add(
+            Tuning(self._at_s, gpus, batch, self._steps, rate_scale, self._efficiency, done)
+        )
 
     def _true_efficiency(self, batch: float, epoch: int) -> float:
         initial = self._application.batch_initial

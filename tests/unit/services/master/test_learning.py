@@ -1,7 +1,5 @@
 """Progress by statistical epochs, its ETA with an interval, and the history of a job's tuning."""
 
-from itertools import pairwise
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +11,7 @@ from slackwater.console import figures
 from slackwater.schemas.base import JobId
 from slackwater.schemas.job_requests import GetJob, JobInfo, JobList, ListJobs
 from slackwater.schemas.progress import JobProgress, TuningPoint
-from slackwater.services.master.learning import POINTS_MAX, Learning
+from slackwater.services.master.learning import Learning
 
 
 def point(at_s: float, epochs: float | None = None, batch: int = 128) -> TuningPoint:
@@ -75,19 +73,6 @@ def test_the_time_without_gpus_is_not_its_speed() -> None:
     assert shown(learning).eta_s == pytest.approx(70.0)
     learning.reported(point(3620.0, 2.5), 1, 10.0)
     assert shown(learning).eta_s is None
-
-
-@given(st.integers(1, 2000))
-def test_the_history_is_bounded_and_covers_the_whole_life(reports: int) -> None:
-    learning = Learning()
-    for report in range(reports):
-        learning.reported(point(float(report)), 0, None)
-    points = [int(each.at_s) for each in learning.points]
-    assert 1 <= len(points) <= POINTS_MAX
-    assert points[0] == 0
-    gaps = {after - before for before, after in pairwise(points)}
-    assert len(gaps) <= 1, "as far apart everywhere"
-    assert reports - points[-1] <= max(gaps, default=1)
 
 
 def test_people_are_shown_epochs_and_what_the_job_was_tuned_to() -> None:

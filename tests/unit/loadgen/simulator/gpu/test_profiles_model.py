@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from itertools import pairwise
 from math import inf
 from pathlib import Path
 
@@ -20,10 +21,15 @@ from slackwater.loadgen.simulator.gpu.eventlog import event_log
 from slackwater.loadgen.simulator.gpu.failures import Failures
 from slackwater.loadgen.simulator.gpu.interference import Slowdowns
 from slackwater.loadgen.simulator.gpu.jobmodels.applications import Application, read_applications
-from slackwater.loadgen.simulator.gpu.jobmodels.base import Conditions, FitsPolicy
+from slackwater.loadgen.simulator.gpu.jobmodels.base import (
+    TUNINGS_MAX,
+    Conditions,
+    FitsPolicy,
+)
 from slackwater.loadgen.simulator.gpu.jobmodels.profiles import Options, ProfileRun, ProfilesModel
 from slackwater.loadgen.simulator.gpu.jobmodels.registry import make_model
 from slackwater.loadgen.simulator.gpu.outcome import Costs, Result, Scaling, Settings
+from slackwater.loadgen.simulator.gpu.tunings import JobTunings, draw, tunings_csv
 from slackwater.loadgen.simulator.gpu.workload import Submission, workload
 from slackwater.loadgen.traces import read
 from slackwater.loadgen.traces.record import TraceJob, TraceRejected
@@ -340,6 +346,28 @@ def test_adaptive_and_fixed_jobs_run_in_one_workload(toy: Application, policy: s
         assert length[f"unsaid-{n}"] == pytest.approx(length[f"{alike}-{n}"], rel=0.05)
     with pytest.raises(Rejected, match="job x has batch 'large'"):
         workload([TraceJob(id="x", submit_s=0.0, gpus=1, extra={"batch": "large"})])
+
+
+def test_a_run_tells_how_each_job_was_tuned(toy: Application, tmp_path: Path) -> None:
+    """Figure 3.11: under Pollux the batch grows with the GPUs, and efficiency is that of the batch;
+    the tunings are ordered, bounded, and end with the work."""
+    result = simulate(toy, "pollux", Settings())
+    for outcome in result.outcomes:
+        tunings = outcome.tunings
+        assert 0 < len(tunings) <= TUNINGS_MAX
+        assert all(a.at_s <= b.at_s and a.progress <= b.progress for a, b in pairwise(tunings))
+        for each in tunings:
+            # phi = 300, M0 = 100: the gain of AdaScale is the batch's efficiency times its scale.
+            assert each.efficiency == pytest.approx(400 / (300 + each.batch))
+            assert each.rate_scale >= 0.99
+    several = [JobTunings(o.job.spec.id, o.end_s, list(o.tunings)) for o in result.outcomes]
+    largest = max(each.gpus for one in several for each in one.tunings)
+    assert largest > 1
+    table = tunings_csv([("pollux", several)]).splitlines()
+    assert table[0] == "policy,job,at_s,gpus,batch,accumulation,rate_scale,efficiency,progress"
+    assert len(table) == 1 + sum(len(one.tunings) for one in several)
+    draw(tmp_path / "tunings.png", "pollux", several)
+    assert (tmp_path / "tunings.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_gpu_types_are_used_by_what_they_are_worth(toy: Application) -> None:
