@@ -44,6 +44,7 @@ from slackwater.schemas.gpus import (
     check_gpus,
 )
 from slackwater.schemas.job_states import HOLDING_STATES, JobState
+from slackwater.schemas.steps import StepProfile
 from slackwater.schemas.tenants import Tenant
 from slackwater.schemas.usage import JOB_DAYS_MAX, DayUse
 
@@ -458,6 +459,8 @@ class JobRecord(Record, kw_only=True, frozen=True):
     )
     """Rank -> how often it joined in this attempt, beside those that began it. Its processes are
     numbered by it, too."""
+    steps: StepProfile | None = None
+    """The times of its iterations, of a job whose updates are not synchronous; None: not known."""
     deleted: bool = False
     """Set when an ended job was deleted: it is not listed any more, and its id is free."""
     released: bool = False

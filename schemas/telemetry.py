@@ -24,6 +24,7 @@ from slackwater.schemas.base import (
     bound,
 )
 from slackwater.schemas.placement import Profile
+from slackwater.schemas.steps import TurnTimes
 
 
 class LinkTimes(Record, kw_only=True, frozen=True):
@@ -61,6 +62,8 @@ class IterationsObserved(Message, kw_only=True, frozen=True, tag="job.iterations
     for it; empty: not said."""
     links: Links = ()
     """Since the last report; over shared memory nothing travels, and nothing is said."""
+    turns: TurnTimes = TurnTimes()
+    """Since the last report: how its time divides."""
 
 
 class TaskCost(Record, kw_only=True, frozen=True):

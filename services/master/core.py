@@ -101,6 +101,7 @@ from slackwater.services.master import (
     rerun,
     scaling,
     silence,
+    step_times,
     usage_listing,
 )
 from slackwater.services.master.config import MasterConfig
@@ -407,6 +408,7 @@ class Master:
                     job.heard_s = now_s
                     job.progress.reported(message, now_s)
                     lifecycle.on_iterations(job, message, now_s)
+                    step_times.heard(state, job, message, now_s)
             case GoodputReport():
                 goodput.take(state, message, event.subject)
             case _:

@@ -26,6 +26,7 @@ from slackwater.services.master.keys import OF_PROCESSES, Order, Verb
 from slackwater.services.master.learning import Learning
 from slackwater.services.master.nodes import Nodes
 from slackwater.services.master.progress import Progress
+from slackwater.services.master.turn_sums import TurnSums
 from slackwater.services.master.usage import Aggregation, lasted
 
 
@@ -84,6 +85,7 @@ class Job:
     heard_s: float = 0.0
     progress: Progress = field(default_factory=Progress)
     learning: Learning = field(default_factory=Learning)
+    turns: TurnSums = field(default_factory=TurnSums)
     aggregation: Aggregation = field(default_factory=Aggregation)
     missing_since_s: dict[int, float] = field(default_factory=dict)
     stalled: tuple[float, tuple[int, ...], int, str] = (-inf, (), 0, "")

@@ -25,8 +25,9 @@ at the same instant (section VII). `shares` says how unevenly they are loaded in
 that a worker waits for the slowest (`queueing_servers`).
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Final, Literal, get_args
+from collections.abc import Iterator, Mapping, Sequence
+from math import sqrt
+from typing import Final, Literal, NamedTuple, get_args
 
 import msgspec
 import numpy as np
@@ -50,6 +51,8 @@ Method = Literal["exact", "fcfs", "hybrid"]
 Solver = Literal["mva", "mva-classes", "bard-schweitzer", "fork-join"]
 WORKERS_EXACT_MAX: Final = 16
 """Workers that differ are solved by subsets up to here: 2^K states."""
+UNDISTURBED_ROUNDS: Final = 60
+"""Steps of the fixed point of `undisturbed`: each halves the error, about."""
 
 
 class StepTimes(msgspec.Struct, frozen=True):
@@ -192,11 +195,26 @@ def throughputs(
 
 
 def _alike(step: StepTimes, workers: int, gamma: Sharing, servers: int) -> Floats:
-    """X(1..workers). Plain numbers: arrays of three stations would cost ten times as much."""
+    """X(1..workers)."""
+    return np.fromiter((each.rate for each in _populations(step, workers, gamma, servers)), float)
+
+
+class _Population(NamedTuple):
+    """So many tasks: mini-batches a second, and seconds that each stays at every station."""
+
+    rate: float
+    uplink_s: float
+    downlink_s: float
+    server_s: float
+
+
+def _populations(
+    step: StepTimes, workers: int, gamma: Sharing, servers: int
+) -> Iterator[_Population]:
+    """Walk 1 to `workers`. Plain numbers: arrays of three stations would cost ten times as much."""
     up_s, down_s, server_s = map(float, _visits_s(step, servers))
     up = down = server = 0.0  # tasks at each station, and how busy the links are, with n - 1 tasks
     busy = np.zeros(2)
-    rates = np.empty(workers)
     for n in range(1, workers + 1):
         overlap_up, overlap_down = gamma(busy).tolist()
         up_busy, down_busy = busy.tolist()
@@ -206,8 +224,29 @@ def _alike(step: StepTimes, workers: int, gamma: Sharing, servers: int) -> Float
         rate = n / (step.worker_s + up_r_s + down_r_s + server_r_s)
         up, down, server = rate * up_r_s, rate * down_r_s, rate * server_r_s
         busy[0], busy[1] = rate * up_s, rate * down_s
-        rates[n - 1] = rate
-    return rates
+        yield _Population(rate, up_r_s, down_r_s, server_r_s)
+
+
+def undisturbed(seen: StepTimes, workers: int) -> StepTimes:
+    """Reckon out of a worker's times, measured while `workers` alike ones trained, how they wait
+    for each other: the times whose exact analysis gives `seen`. Section III-B profiles one worker
+    alone, which a job that runs already does not offer."""
+    _check([seen], "exact", 1)
+    own = seen
+    for _ in range(UNDISTURBED_ROUNDS):
+        *_, stays = _populations(own, workers, equal_share, 1)
+        own = StepTimes(
+            worker_s=seen.worker_s,
+            server_s=_closer(own.server_s, stays.server_s, seen.server_s),
+            uplink_s=_closer(own.uplink_s, stays.uplink_s, seen.uplink_s),
+            downlink_s=_closer(own.downlink_s, stays.downlink_s, seen.downlink_s),
+        )
+    return own
+
+
+def _closer(own_s: float, stay_s: float, seen_s: float) -> float:
+    """Half of the way, as ratios: what is shortened at one station lengthens queues at others."""
+    return own_s * sqrt(seen_s / stay_s) if stay_s > 0 else 0.0
 
 
 def _clip(part: float) -> float:

@@ -208,6 +208,7 @@ class Control:
             workers=self._workers(),
             buckets=self._buckets,
             links=progress.links.take(),
+            turns=progress.links.turns.take(),
             gaps_s=progress.take_gaps(self._buckets),
             sender=f"agent.{self._job}.{self._rank}",
         )

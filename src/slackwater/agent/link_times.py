@@ -11,6 +11,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Final
 
+from slackwater.agent.turn_times import TurnClock
 from slackwater.schemas.base import AggregatorId
 from slackwater.schemas.telemetry import LinkTimes
 
@@ -21,10 +22,13 @@ LINKS_MAX: Final = 1024
 class LinkDirection:
     """One direction of one link."""
 
-    __slots__ = ("_now_s", "_open", "_since_s", "busy_s", "nbytes")
+    __slots__ = ("_changed", "_now_s", "_open", "_since_s", "busy_s", "nbytes")
 
-    def __init__(self, now_s: Callable[[], float]) -> None:
-        self._now_s = now_s
+    def __init__(
+        self, now_s: Callable[[], float], changed: Callable[[int], None] | None = None
+    ) -> None:
+        """`changed` is told 1 when a transfer begins, -1 when it ends."""
+        self._now_s, self._changed = now_s, changed
         self._open = 0
         self._since_s = 0.0
         self.nbytes = 0
@@ -34,12 +38,16 @@ class LinkDirection:
         if self._open == 0:
             self._since_s = self._now_s()
         self._open += 1
+        if self._changed is not None:
+            self._changed(1)
 
     def end(self, nbytes: int) -> None:
         """`nbytes`: what has arrived of that transfer; 0 of one that failed."""
         self._settle()
         self._open -= 1
         self.nbytes += nbytes
+        if self._changed is not None:
+            self._changed(-1)
 
     def take(self) -> tuple[int, float]:
         """(bytes that arrived, seconds) since the last time."""
@@ -80,8 +88,11 @@ class Link:
 
     __slots__ = ("pulled", "pushed")
 
-    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
-        self.pushed, self.pulled = LinkDirection(now_s), LinkDirection(now_s)
+    def __init__(
+        self, now_s: Callable[[], float] = time.monotonic, turns: TurnClock | None = None
+    ) -> None:
+        self.pushed = LinkDirection(now_s, turns.up if turns is not None else None)
+        self.pulled = LinkDirection(now_s, turns.down if turns is not None else None)
 
     def pushing(self, nbytes: int) -> TimedTransfer:
         return TimedTransfer(self.pushed, nbytes)
@@ -95,9 +106,11 @@ class Links:
 
     def __init__(self) -> None:
         self._links: dict[AggregatorId, Link] = {}
+        self.turns = TurnClock()
+        """How all of them, and the worker, take turns."""
 
     def to(self, aggregator: AggregatorId) -> Link:
-        return self._links.setdefault(aggregator, Link())
+        return self._links.setdefault(aggregator, Link(turns=self.turns))
 
     def take(self) -> tuple[LinkTimes, ...]:
         """Return the transfers since the last call."""

@@ -315,6 +315,7 @@ class Session:
     def _ring(self, effect: Ring) -> None:
         bucket = self.buckets[effect.bucket]
         slots = bucket.slots
+        self.progress.links.turns.pushed(bucket.index)
         if isinstance(slots, InPlace):
             if self.sizing is not None:
                 slots.sizes.write(self.sizing.at(effect.iteration))
@@ -372,6 +373,7 @@ class Session:
             return
         old, bucket.source = bucket.source, slots
         bucket.version = version
+        self.progress.links.turns.answered(bucket.index, version)
         self._core.held(bucket.index, version)
         if old is not None and old is not slots and old is not bucket.slots:
             old.close()

@@ -154,6 +154,8 @@ def _facts(
     yield "Mode", figures.mode(spec)
     if record.sums:
         yield "Aggregation", "adds gradients up, the optimiser is in the program"
+    if record.steps is not None:
+        yield "Times", figures.step_times(record.steps)
     if record.run:
         yield "Run", str(record.run + 1)
     if spec.restarts:

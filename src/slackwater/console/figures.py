@@ -6,6 +6,7 @@ from typing import Final
 from slackwater.console.tables import NOTHING
 from slackwater.schemas.jobs import JobSpec
 from slackwater.schemas.progress import JobProgress
+from slackwater.schemas.steps import StepProfile
 
 _UNITS: Final = ((86_400, "d"), (3_600, "h"), (60, "m"))
 _COARSE: Final = 10
@@ -80,6 +81,15 @@ def mode(spec: JobSpec) -> str:
     if spec.consistency == "stale-synchronous":
         return f"stale by {spec.staleness}"
     return spec.consistency
+
+
+def step_times(steps: StepProfile) -> str:
+    """Say where one worker's iteration spends its time."""
+    alone = f"; {steps.workers} trained, their waiting left out" if steps.workers > 1 else ""
+    return (
+        f"{steps.worker_s:.3g} s computing, {steps.uplink_s:.3g} s up, {steps.server_s:.3g} s at "
+        f"the server, {steps.downlink_s:.3g} s down ({steps.turns:,} iterations{alone})"
+    )
 
 
 def megabytes(nbytes: float) -> str:
