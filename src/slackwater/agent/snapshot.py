@@ -108,6 +108,9 @@ class StagedSnapshot(Staged):
     """The region is read from afar."""
 
     in_pieces = False  # A push is a version by itself: it is whole at once.
+    _found = 0
+    """The newest push that was there when this process came: nothing is left for it, or to be
+    trusted."""
 
     @classmethod
     async def attach(
@@ -123,6 +126,8 @@ class StagedSnapshot(Staged):
         # A former life of this rank may have begun to write its next push over a copy.
         words = _SERVED_WANTED.pack(0, 1)
         await channel.write(memoryview(words), remote, geometry.served_offset(rank))
+        assert isinstance(made, cls)
+        made._found = made.pushed
         return made
 
     async def fetch(self, version: int) -> None:
@@ -133,23 +138,27 @@ class StagedSnapshot(Staged):
         async with copies.fetching:
             if copies.taken < version and not await self._take_served(version, copies):
                 await self._take(version, copies)
+        await self.read_sizes()
 
     async def _take_served(self, version: int, copies: Snapshots) -> bool:
-        """Tell whether what this rank's iteration `version` led to was there for it."""
+        """Tell whether what this rank's iteration `version` led to was there for it. All is asked
+        for at once, as a question waits behind others' gradients: what a word vouches for stays as
+        it is until this rank writes, so that the word may be read at any time."""
         geometry, rank = self._geometry, self._rank
-        epoch, served = await asyncio.gather(
-            self._word(_EPOCH_OFFSET), self._word(geometry.served_offset(rank))
-        )
-        if version < 1 or served != served_word(epoch, version):
+        if version <= self._found:
             return False
         words = bytearray(WORD * geometry.workers)
-        await asyncio.gather(
+        _, _, epoch, served = await asyncio.gather(
             self._bring(geometry.gradient_offset(rank), bytes_of(copies.incoming)),
             self.channel.read(
                 self._remote, geometry.served_applied_offset(rank), memoryview(words)
             ),
+            self._word(_EPOCH_OFFSET),
+            self._word(geometry.served_offset(rank)),
         )
         copies.reads += 1
+        if served != served_word(epoch, version):
+            return False
         copies.arrived(version, struct.unpack(f"<{geometry.workers}Q", words))
         return True
 
