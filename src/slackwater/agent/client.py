@@ -31,6 +31,7 @@ from slackwater.agent.identity import identify, plainly, tell_how_to_submit, way
 from slackwater.agent.local import JOB as LOCAL
 from slackwater.agent.local import Local
 from slackwater.agent.on_device import arrived
+from slackwater.agent.push_hyper import explicit_momentum, hyper_of
 from slackwater.agent.region_access import Array
 from slackwater.agent.session import Session
 from slackwater.agent.snapshot import Snapshots
@@ -39,7 +40,7 @@ from slackwater.common.base import limits
 from slackwater.common.base.errors import GradientRefused, Rejected
 from slackwater.common.bus.access import Credentials
 from slackwater.common.domains.models.gradient_noise import GradientSquares
-from slackwater.common.domains.slots.rules import RULES, Floats, Hyper
+from slackwater.common.domains.slots.rules import Floats, Hyper
 from slackwater.common.transport.devices import device_named
 from slackwater.common.transport.gpu import copy_into
 from slackwater.schemas.jobs import Consistency, DType, JobSpec, UpdateRule
@@ -67,6 +68,7 @@ class Agent:
         credentials: Credentials | None = None,
         transport: str | None = None,
         device: str = "",
+        total_momentum: bool = False,
         deadline_s: float = limits.AGENT_WAIT_S,
         open_s: float = 0.0,
         model: str = "",
@@ -81,6 +83,8 @@ class Agent:
         pushed with different hyper-parameters. `consistency` and
         `staleness`, where given, must be what the job was submitted with. `device`: "cuda" or
         "cuda:1": gradients and parameters are arrays on that GPU (cupy's, or PyTorch's).
+        `total_momentum`: momenta are what all of an asynchronous job is to have, each push is given
+        what its number of workers leaves of that (push_hyper.py).
         `fractional_share`: aggregators of less than a core will do (an emulated pool's). `noise`:
         measure what `gradient_squares` returns.
 
@@ -103,6 +107,7 @@ class Agent:
         self._session.open(open_s or deadline_s)
         plan, on_device = self._session.plan, self._device is not None
         assert plan is not None
+        self._total_momentum = total_momentum and plan.consistency == "asynchronous"
         if wrong := unfit(plan, consistency, staleness, on_device=on_device):
             self._session.close(None)
             raise Rejected(wrong)
@@ -202,7 +207,15 @@ class Agent:
         """How many gradients all iterations were made of that the program has waited for, one of
         each worker. In the next one this worker's is number `gradients + rank`: whatever the number
         of workers was and will be, a batch chosen by that number is trained with once."""
+        plan = self._session.plan
+        if plan is not None and plan.active and plan.consistency == "asynchronous":
+            return self._iteration * plan.workers  # Each worker counts for itself.
         return self._session.size(self._iteration).gradients(self._iteration)
+
+    @property
+    def updates(self) -> int:
+        """Count the gradients, of any worker, in the parameters that this one has."""
+        return min(sum(bucket.contained) or self.gradients for bucket in self._buckets)
 
     @property
     def rule(self) -> str:
@@ -237,8 +250,7 @@ class Agent:
             if wrong:
                 raise GradientRefused(self.job, name, self.rank, bucket.iteration + 1, wrong)
         if divided is None:
-            self._push(bucket, position, gradient, hyper)
-            return
+            return self._push(bucket, position, gradient, hyper)
         flat = None if gradient is None else gradient.reshape(-1)
         for part, first, end in divided.pieces:
             self._push(part, 0, None if flat is None else flat[first:end], hyper)
@@ -252,9 +264,12 @@ class Agent:
         if not bucket.settled or bucket.refused is not None:
             self._settle((bucket,))
         if hyper:
-            bucket.hyper = self._hyper(hyper)
+            bucket.hyper = hyper_of(self.job, self._rule, self._usual, hyper)
         elif len(bucket.missing) == len(bucket.tensors):
             bucket.hyper = self._usual  # The first of an iteration.
+        if self._total_momentum and len(bucket.missing) == 1:  # It goes with this tensor.
+            given = explicit_momentum(bucket.hyper.momentum, self.workers)
+            bucket.hyper = bucket.hyper._replace(momentum=given)
         before = bucket.iteration
         bucket.put(at, gradient)
         self._session.progress.bytes_pushed += bucket.gradients[at].nbytes
@@ -394,19 +409,6 @@ class Agent:
         that it pushed is outstanding there, so it waits for nothing. (Workers that were started
         again and waited for one another's pushes would wait for ever.)"""
         return any(index == bucket.index for index, _ in self._standing)
-
-    def _hyper(self, given: Mapping[str, float]) -> Hyper:
-        """The job's, with what this push has of its own. Raises Rejected."""
-        unknown = given.keys() - set(Hyper._fields)
-        if unknown:
-            raise Rejected(
-                f"unknown hyper-parameter {sorted(unknown)[0]!r}; known: {', '.join(Hyper._fields)}"
-            )
-        hyper = self._usual._replace(**given)
-        fault = RULES[self._rule].fault(hyper)
-        if fault:
-            raise Rejected(f"job {self.job}: {fault}")
-        return hyper
 
     def _settle(self, buckets: Sequence[WorkerBucket]) -> None:
         """Wait, and raise the refusal, if any."""
