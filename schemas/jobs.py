@@ -310,9 +310,9 @@ class JobSpec(Record, kw_only=True, frozen=True):
 
     @property
     def workers_bounds(self) -> tuple[int, int]:
-        """The fewest and the most workers, whose gradients one update can be made of. Updates that
-        are a single worker's are made for as many as were asked for."""
-        if self.consistency != "synchronous":
+        """The fewest and the most workers. In a stale-synchronous job the slowest one bounds all
+        others: it keeps its number."""
+        if self.consistency == "stale-synchronous":
             return self.workers, self.workers
         if self.gpus:
             least, most = self.gpu_bounds
@@ -346,10 +346,10 @@ def check_workers(spec: JobSpec) -> None:
         raise ValueError(
             "workers_min, workers_max: a job with GPUs has gpus_min and gpus_max; give those"
         )
-    if spec.consistency != "synchronous":
+    if spec.consistency == "stale-synchronous":
         raise ValueError(
-            f"workers_min, workers_max: the job is {spec.consistency}; only a synchronous job can "
-            "change its number of workers: leave them out"
+            f"workers_min, workers_max: the job is {spec.consistency} and keeps its number of "
+            "workers, as the slowest one bounds the others: leave them out"
         )
     least, most = spec.workers_min or spec.workers, spec.workers_max or spec.workers
     if not least <= spec.workers <= most:

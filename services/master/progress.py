@@ -81,6 +81,11 @@ class Progress:
             rank = self.ranks[message.rank] = _Rank()
         rank.reported(message, now_s)
 
+    @property
+    def updates(self) -> int:
+        """Count the iterations of all ranks together, those that left included."""
+        return sum(rank.iteration for rank in self.ranks.values())
+
     def quiet(self, going: Sequence[int]) -> tuple[float, float] | None:
         """Return when the ranks `going` last ended an iteration, and how many seconds one takes:
         the median of the slowest rank's last ones. None: some have told too little."""
@@ -106,7 +111,9 @@ class Progress:
         self, spec: JobSpec, state: JobState, now_s: float, by_rank: bool, workers: int = 0
     ) -> JobProgress | None:
         """None: nothing is known. The job is as far and as fast as the slowest of its `workers` (0:
-        as many as submitted). One that does not run has no speed; one that ended is nowhere."""
+        as many as submitted); an asynchronous one whose number may change, as all the updates of
+        its ranks together, in iterations of as many workers as submitted. One that does not run
+        has no speed; one that ended is nowhere."""
         placed = self.placed
         if not self.ranks and placed is None:
             return None
@@ -115,6 +122,9 @@ class Progress:
         whole = len(counted) == workers
         iteration = min((r.iteration for r in counted), default=0) if whole else 0
         speed = min((r.speed(now_s) for r in counted), default=0.0) if whole else 0.0
+        if spec.consistency == "asynchronous" and spec.elastic:
+            iteration = self.updates // spec.workers
+            speed = sum(r.speed(now_s) for r in counted) / spec.workers
         total = own_iterations(spec)
         left = max(0, total - iteration)
         idle = state not in HOLDING_STATES

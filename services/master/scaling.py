@@ -112,8 +112,8 @@ def _refusal(state: State, job: Job, workers: int) -> Refused | None:
             f"job {id} has {number_of(spec.workers, 'worker')} for good: it was submitted without "
             f"other bounds; submit it with {bounds}"
         )
-        if spec.consistency != "synchronous":
-            reason = f"job {id} is {spec.consistency}: only a synchronous job can be scaled"
+        if spec.consistency == "stale-synchronous":
+            reason = f"job {id} is {spec.consistency}: the slowest worker bounds all, none may go"
         return Refused(reason=reason, code=CONFLICT)
     if spec.adaptive:
         reason = f"job {id} is adaptive: the policy {state.gpus.policy} decides how many it has"

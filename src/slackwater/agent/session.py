@@ -38,7 +38,7 @@ from slackwater.agent.line import connected
 from slackwater.agent.patience import Patience
 from slackwater.agent.region_access import Array, Attached, InPlace
 from slackwater.agent.region_choice import attach
-from slackwater.agent.sizing import Sizing
+from slackwater.agent.sizing import Sizing, size_at
 from slackwater.agent.transfers import Transfers
 from slackwater.agent.worker_bucket import Waiter, WorkerBucket, worker_buckets
 from slackwater.common.base.clock import Clock
@@ -145,10 +145,8 @@ class Session:
     def size(self, iteration: int) -> Size:
         """Return how many workers count in an iteration, the next one at most, as far as this one
         knows."""
-        plan, slots = self.plan, self.buckets[0].slots if self.buckets else None
-        if plan is None or slots is None or not plan.active:
-            return Size(1, (plan.active or plan.workers) if plan is not None else 0, 0)
-        return self.sizing.at(iteration) if self.sizing is not None else slots.sizes.at(iteration)
+        slots = self.buckets[0].slots if self.buckets else None
+        return size_at(self.plan, slots.sizes if slots else None, self.sizing, iteration)
 
     def on_boundary(self, iteration: int) -> None:
         """The program has waited for all of the iteration: here the number of workers changes."""

@@ -7,6 +7,20 @@ with its push. So no version is waited for twice, and none is lost.
 """
 
 from slackwater.common.domains.slots.sizes import Size, Sizes
+from slackwater.schemas.placement import JobPlan
+
+
+def size_at(
+    plan: JobPlan | None, found: Sizes | None, sizing: "Sizing | None", iteration: int
+) -> Size:
+    """Return how many workers count in an iteration. `found`: what a region says; `sizing`: what
+    rank 0 decided. Each worker of an asynchronous job counts its own iterations: the newest size
+    counts, and no number of gradients is common to all."""
+    if plan is None or found is None or not plan.active:
+        return Size(1, (plan.active or plan.workers) if plan is not None else 0, 0)
+    if plan.consistency != "synchronous":
+        return Size(1, found.newest.workers, 0)
+    return sizing.at(iteration) if sizing is not None else found.at(iteration)
 
 
 class Sizing:

@@ -58,6 +58,17 @@ def test_a_job_is_as_far_and_as_fast_as_its_slowest_rank() -> None:
     assert found.speed == pytest.approx(1.0, rel=0.15)
 
 
+def test_an_asynchronous_job_that_is_scaled_is_as_far_as_all_its_updates() -> None:
+    """A rank that joins begins with its first iteration: the slowest would throw the job back."""
+    spec = msgspec.structs.replace(SPEC, consistency="asynchronous", workers_min=1, workers_max=4)
+    progress = reported()
+    progress.reported(report(2, 1, *[0.1] * 10), 20.0)
+    found = progress.shown(spec, "running", 20.0, by_rank=False, workers=3)
+    assert found is not None
+    assert found.iteration == 205
+    assert found.speed == pytest.approx(15.0)
+
+
 def test_a_job_that_hangs_becomes_slower_and_slower() -> None:
     progress = reported()
     speeds = [seen(progress, 20.0 + silent_s).speed for silent_s in (0, 1, 5, 10, 30, 90)]

@@ -209,9 +209,9 @@ def test_a_pause_in_the_middle_ends_all_ranks() -> None:
         ({}, 5, "5 workers: job a can have 1 to 4"),
         ({"workers_min": 0, "workers_max": 0}, 3, "job a has 2 workers for good"),
         (
-            {"workers_min": 0, "workers_max": 0, "consistency": "asynchronous"},
+            {"workers_min": 0, "workers_max": 0, "consistency": "stale-synchronous"},
             3,
-            "job a is asynchronous: only a synchronous job can be scaled",
+            "job a is stale-synchronous: the slowest worker bounds all",
         ),
     ],
 )
