@@ -27,6 +27,7 @@ from slackwater.services.master.schedule import Schedule, units_min
 from slackwater.services.master.scheduling.scheduler import Decision
 from slackwater.services.master.scheduling.view import Allocation, View
 from slackwater.services.master.snapshot import Capacity
+from slackwater.services.master.speed_curves import with_curves
 from slackwater.services.master.state import State, held_back
 
 SETTLE_S: Final = 2.5
@@ -91,6 +92,7 @@ def _dispatch(state: State, schedule: Schedule, now_s: float) -> None:
     asked_s = schedule.wake_s if now_s - LATE_S < schedule.wake_s < now_s else now_s
     while not holds.blocked():
         view = schedule.snapshot.view(capacities, asked_s)
+        view = with_curves(schedule.scheduler.policy, view, state.jobs)
         decision = _decide(state, schedule, view, now_s)
         if decision is None or _carry_out(state, schedule, decision, holds, now_s):
             break
