@@ -61,11 +61,19 @@ def goodput() -> None:
     Pollux().allocate(View(600.0, cluster, jobs, [2], None), None)
 
 
+def packets() -> None:
+    """The walk over a ring of packets, by which jobs are watched."""
+    from slackwater.common.native.packet_ring import warm
+
+    warm()
+
+
 PARTS: dict[str, Callable[[], None]] = {
     "pages": pages,
     "folds": folds,
     "goodput": goodput,
     "streams": streams,
+    "packets": packets,
 }
 """The longest first."""
 
