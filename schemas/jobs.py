@@ -46,6 +46,7 @@ from slackwater.schemas.gpus import (
 from slackwater.schemas.job_states import HOLDING_STATES, JobState
 from slackwater.schemas.steps import StepProfile
 from slackwater.schemas.tenants import Tenant
+from slackwater.schemas.traffic import JobTraffic
 from slackwater.schemas.usage import JOB_DAYS_MAX, DayUse
 
 DType = Literal["float32", "float16", "bfloat16"]
@@ -439,7 +440,10 @@ class JobRecord(Record, kw_only=True, frozen=True):
     """Its aggregators add gradients up and keep nothing: its programs take the steps, and all its
     ranks must begin an attempt together."""
     skew: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.0
-    """The largest tensor's part of its model, as its Agents registered it; 0: not known yet."""
+    """The largest tensor's part of its model, as its Agents registered it, or as `traffic` says; 0:
+    not known yet."""
+    traffic: JobTraffic | None = None
+    """Its iterations, bytes and sizes as they are known best, and how; None: nothing is."""
     usage: Annotated[tuple[DayUse, ...], msgspec.Meta(max_length=JOB_DAYS_MAX)] = ()
     """Its use by day, of all runs under its id, up to its last stop or end."""
     used_s: Seconds = 0.0

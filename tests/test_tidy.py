@@ -67,7 +67,7 @@ SHELLS = {
     "slabd": {"monitor", "sessions", "slabs"},
     "worker": {"accounts", "becoming", "code", "containment", "environment", "gauges", "gone",
                "gpus", "logreader", "ports", "processes", "pruning", "ranklog", "relay", "stacks",
-               "tokens", "venvs", "warm", "warm_program"},
+               "tokens", "traffic", "traffic_program", "venvs", "warm", "warm_program"},
 }  # fmt: skip
 """Modules of each service that do I/O, beside its `shell` and `__main__`. All others are pure."""
 

@@ -30,6 +30,7 @@ from slackwater.services.master.state import (
     held_back,
     tenant_aggregators,
 )
+from slackwater.services.master.traffic import registered
 
 
 def admit(state: State, spec: JobSpec, now_s: float) -> Refused | None:
@@ -112,10 +113,12 @@ def register(state: State, token: int, message: RegisterJob, now_s: float) -> No
 def _learn(state: State, job: Job, now_s: float) -> None:
     """Note what the first registration of an attempt says of the job."""
     record = job.record
-    skew = largest_share(job.tensors) if record.spec.gpus else record.skew
+    skew, known = record.skew, record.traffic
+    if record.spec.gpus:
+        skew, known = largest_share(job.tensors), registered(job.tensors)
     sums = job.spec.update.name == "sum"
-    if (skew, sums) != (record.skew, record.sums):
-        state.change(job, now_s, skew=skew, sums=sums)
+    if (skew, sums, known) != (record.skew, record.sums, record.traffic):
+        state.change(job, now_s, skew=skew, sums=sums, traffic=known)
 
 
 def placed(state: State, job: Job, what: Order, refused: Refused | None) -> None:

@@ -83,6 +83,7 @@ from slackwater.schemas.jobs import JobEvent, JobRecord, upgraded
 from slackwater.schemas.scheduling import GetPolicy, PolicyRecord, SetPolicy
 from slackwater.schemas.telemetry import GoodputReport, IterationsObserved, JobProfiled
 from slackwater.schemas.tenants import ListTenants, TenantList
+from slackwater.schemas.traffic import TrafficObserved
 from slackwater.schemas.usage import GetUsage
 from slackwater.schemas.workers import WorkerExited
 from slackwater.services.master import (
@@ -102,6 +103,7 @@ from slackwater.services.master import (
     scaling,
     silence,
     step_times,
+    traffic,
     usage_listing,
 )
 from slackwater.services.master.config import MasterConfig
@@ -411,6 +413,8 @@ class Master:
                     step_times.heard(state, job, message, now_s)
             case GoodputReport():
                 goodput.take(state, message, event.subject)
+            case TrafficObserved():
+                traffic.take(state, message, event.subject, now_s)
             case _:
                 state.out.append(Log("unexpected", {"type": type(message).__name__}, "warning"))
 

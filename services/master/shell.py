@@ -48,6 +48,7 @@ from slackwater.schemas.jobs import JobEvent, JobRecord
 from slackwater.schemas.scheduling import GetPolicy, PolicyRecord, SetPolicy
 from slackwater.schemas.telemetry import GoodputReport, IterationsObserved, JobProfiled
 from slackwater.schemas.tenants import ListTenants, TenantInfo
+from slackwater.schemas.traffic import TrafficObserved
 from slackwater.schemas.usage import GetUsage, UsageRecord
 from slackwater.schemas.usage import UsageSums as Sums
 from slackwater.schemas.workers import WorkerExited
@@ -119,6 +120,7 @@ def definition(
             subjects.telemetries("controller", what="report"): ClusterReport,
             subjects.telemetries("job", what="iterations"): IterationsObserved,
             subjects.telemetries("job", what="goodput"): GoodputReport,
+            subjects.telemetries("job", what="traffic"): TrafficObserved,
             subjects.events("job", fact="profiled"): JobProfiled,
             subjects.events("job", fact="optimizer-state-lost"): JobEvent,
         },

@@ -51,6 +51,9 @@ class WorkerConfig(ServiceConfig, kw_only=True, frozen=True):
     warm_imports: str = ""
     """Modules that it imports, with commas between them; empty: torch, torch._dynamo and
     slackwater.torch, or without torch numpy and slackwater.agent."""
+    traffic: Literal["auto", "on", "off"] = "auto"
+    """Watch what ranks of several without an Agent send, for their iterations, bytes and skew, as
+    far as root, or CAP_NET_RAW and CAP_PERFMON, allows; auto: jobs with GPUs."""
     keep_jobs: bool = False
     """Leave job processes running when this service is stopped (a kill -9 always does)."""
     log_bytes_max: Annotated[int, msgspec.Meta(ge=8 * 1024**2, le=2**40)] = 16 * 1024**2

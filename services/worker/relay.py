@@ -28,6 +28,7 @@ from slackwater.common.bus.base import Bus
 from slackwater.common.bus.relay import frame, read_frame, refusal
 from slackwater.common.transport.socket_files import PathTaken, bind, credentials, within
 from slackwater.schemas.base import Message
+from slackwater.schemas.job_requests import RegisterJob
 from slackwater.schemas.relay import (
     RelayAnswer,
     RelayAsk,
@@ -104,6 +105,8 @@ class Relay:
         self._greetings: dict[Greeting, None] = {}
         """In the order of arrival."""
         self._tasks = Tasks(self._failed)
+        self.registered: set[Rank] = set()
+        """Processes whose Agents have told their tensors."""
         self._server: asyncio.Server | None = None
         self._told_s = float("-inf")
 
@@ -133,6 +136,7 @@ class Relay:
         for greeting in self._greetings:
             if greeting.rank == rank:
                 greeting.writer.transport.abort()
+        self.registered.discard(rank)
         if peers := self._peers.pop(rank, None):
             for writer in peers.writers:
                 writer.transport.abort()
@@ -245,13 +249,16 @@ class Relay:
                     "messages a second",
                     wait_s,
                 )
-            checked = codec.encode(allowed(hello, head, payload))
+            message = allowed(hello, head, payload)
+            checked = codec.encode(message)
             if isinstance(head, RelayAsk):
                 timeout_s = min(head.timeout_s, limits.REQUEST_TIMEOUT_S)
                 told = await self._bus.request(head.subject, checked, timeout_s=timeout_s)
             else:
                 await self._bus.publish(head.subject, checked)
             self._count("relay_passed")
+            if isinstance(message, RegisterJob):
+                self.registered.add((hello.job, hello.rank, hello.attempt))
         except SlackwaterError as error:
             if isinstance(error, AccessRefused | DecodeRejected) or wait_s > 0.0:
                 self._refused(error, job=hello.job, rank=hello.rank)

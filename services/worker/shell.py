@@ -82,6 +82,7 @@ from slackwater.services.worker.processes import (
 from slackwater.services.worker.pruning import Pruner, Retention
 from slackwater.services.worker.relay import Relay
 from slackwater.services.worker.tokens import is_token, open_ticket
+from slackwater.services.worker.traffic import TrafficWatch
 from slackwater.services.worker.venvs import VenvStore
 from slackwater.services.worker.warm import Warm, at_once
 
@@ -137,6 +138,7 @@ class Processes:
         self._port: Port | None = None
         relay, mode = self._state_dir.absolute() / RELAY, 0o666 if config.accounts else 0o600
         self._relay = Relay(relay, bus, self._known, self._count, mode)
+        self._traffic = TrafficWatch(config, bus, self._containment, self._relay, self._watched)
 
     async def start(self, port: Port) -> None:
         (self._state_dir / "jobs").mkdir(parents=True, exist_ok=True)
@@ -154,7 +156,8 @@ class Processes:
     def tasks(self) -> tuple[Callable[[Port], Coroutine[Any, Any, None]], ...]:
         """List what runs as long as the service lasts."""
         common = self.look_for_kills, self.look_for_room, self.look_at_gpus, self.prune
-        return common if self._config.warm == "off" else (*common, self.keep_warm)
+        always = (*common, self._traffic.keep)
+        return always if self._config.warm == "off" else (*always, self.keep_warm)
 
     async def keep_warm(self, port: Port) -> None:
         """Keep a process from which ranks are forked."""

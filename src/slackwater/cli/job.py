@@ -162,6 +162,8 @@ def _facts(
         by_rank = ", ".join(f"rank {r}: {n}" for r, n in sorted(record.restarts.items()))
         made = sum(record.restarts.values())
         yield "Restarts", f"{made} of {spec.restarts}" + (f" ({by_rank})" if by_rank else "")
+    if record.traffic is not None:
+        yield "Sends", figures.traffic(record.traffic)
     if place := gpus.place(record):
         yield "Node", place
     if record.cluster:

@@ -7,6 +7,7 @@ from slackwater.console.tables import NOTHING
 from slackwater.schemas.jobs import JobSpec
 from slackwater.schemas.progress import JobProgress
 from slackwater.schemas.steps import StepProfile
+from slackwater.schemas.traffic import By, JobTraffic
 
 _UNITS: Final = ((86_400, "d"), (3_600, "h"), (60, "m"))
 _COARSE: Final = 10
@@ -53,6 +54,32 @@ def speed(iterations_s: float) -> str:
     if iterations_s < 0.1:
         return f"{iterations_s * 60:.2g} it/min"
     return f"{iterations_s:.1f} it/s" if iterations_s < 100 else f"{iterations_s:,.0f} it/s"
+
+
+BY: Final[dict[By, str]] = {
+    "agent": "as its Agents registered them",
+    "calls": "by its send calls",
+    "gloo": "by gloo's headers",
+    "pauses": "by pauses between packets",
+}
+
+
+def traffic(of: JobTraffic) -> str:
+    """Show what a rank sends in an iteration, and how that is known."""
+    parts = [f"{of.bytes_per_iteration / 1e6:,.1f} MB an iteration"]
+    if of.sizes:
+        largest = f", the largest {of.skew:.1%} of it" if of.skew else ""
+        parts.append(f" in {of.sizes:,} {of.kind if of.sizes > 1 else of.kind[:-1]}{largest}")
+    elif not of.skew:
+        parts.append(", of sizes that are not known")
+    parts.append(f"; {BY[of.by]}")
+    if of.iterations:
+        each = f" of {of.iteration_s:.3g} s" if of.iteration_s else ""
+        watched = ", watched in windows" if of.windows else ""
+        parts.append(f", {of.iterations:,} iterations{each} seen{watched}")
+    if of.dropped:
+        parts.append(f"; {of.dropped:,} packets were missed")
+    return "".join(parts)
 
 
 def loss(of: float | None) -> str:
