@@ -2,8 +2,9 @@
 
 One pass: an element's gradients are summed in worker-rank order, the rule reads the old parameters
 and states and writes the other buffers. Up to FUSED_WORKERS_MAX slots go through the loop side by
-side, one compiled kernel per number of workers; more are summed first, a part that stays in the
-second-level cache at a time. No fast-math and no fused multiply-add: see rules.py.
+side, one compiled kernel per number of workers; more are summed first, four side by side, a part
+that stays in the second-level cache at a time. No fast-math and no fused multiply-add: see
+rules.py.
 
 A kernel that is given `sums` adds squares of gradients to them in the same pass
 (gradient_squares.py). Only these additions may be reordered, so that the fold's bits stay as they
@@ -14,7 +15,6 @@ parameters (and of a squared state, which can overflow alone: an infinite moment
 shows in the parameters). From INFINITY on it is infinite or not a number, and then the caller must
 not flip the version.
 
-Gradients' dtypes are told apart by what numba knows: float16 comes as uint16, bfloat16 as int16.
 Compiled code is kept on disk beside this file (or in NUMBA_CACHE_DIR): the first process to need
 a rule compiles it once, the others load it.
 """
@@ -29,18 +29,14 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from slackwater.common.domains.slots.gradient_squares import FLOOR, FoldSquares, Sums
-from slackwater.common.domains.slots.kernel_elements import (
-    SUM_ELEMENTS,
-    add_sums,
-    gradient_mean,
-    kernel,
-    larger,
-    parts,
-    plus,
-    sum_slots,
-    weight,
-    within,
+from slackwater.common.domains.slots.elements import bits, further, mean, plus, weight
+from slackwater.common.domains.slots.gradient_squares import (
+    EACH,
+    FLOOR,
+    MEAN,
+    SECOND,
+    FoldSquares,
+    Sums,
 )
 from slackwater.common.domains.slots.rules import (
     B1,
@@ -61,10 +57,17 @@ from slackwater.common.domains.slots.rules import (
     Floats,
     R,
 )
+from slackwater.common.native.compiled import njit
 from slackwater.schemas.jobs import DType
 
 INFINITY: Final = 0x7F800000
 FUSED_WORKERS_MAX: Final = 4
+_SUM_ELEMENTS: Final = 64 * 1024
+"""256 KiB of float32: the sum of many slots is read again from the second-level cache."""
+_PART_ELEMENTS: Final = 16 * 1024
+"""What is added up in float32 before float64 takes over: with 64 Ki sums are off by 1.1e-6."""
+_PART: Final = np.uint64(_PART_ELEMENTS)
+_MAGNITUDE: Final = np.uint32(0x7FFFFFFF)
 KERNEL_DTYPES: Final[dict[DType, type[np.generic]]] = {
     "float32": np.float32,
     "float16": np.uint16,
@@ -72,108 +75,190 @@ KERNEL_DTYPES: Final[dict[DType, type[np.generic]]] = {
 }
 
 
-@kernel
+@njit
+def _parts(n):
+    return (n + _PART_ELEMENTS - 1) // _PART_ELEMENTS
+
+
+@njit
+def _within(part, n):
+    """The elements of a part. Indices without a sign need no look whether they count from the
+    end, which would forbid to do several elements side by side."""
+    start = np.uint64(part) * _PART
+    return range(start, min(np.uint64(n), start + _PART))
+
+
+@njit
+def _add(sums, each, mean, second):
+    sums[EACH] += each
+    sums[MEAN] += mean
+    sums[SECOND] += second
+
+
+def _kernel(function: Callable[..., Any]) -> Callable[..., Any]:
+    compiled: Callable[..., Any] = njit(nogil=True, cache=True, error_model="numpy")(function)
+    return compiled
+
+
+@njit
+def _add_first(slots, inverse, g, squares, sums):
+    each = np.float32(0)
+    for i in range(g.size):
+        g[i], new = mean(slots, i, inverse)
+        if squares is not None:
+            squares[i] = new
+        elif sums is not None:
+            each = plus(each, new)
+    if sums is not None:
+        sums[EACH] += each
+
+
+@njit
+def _add_more(slots, inverse, g, squares, sums):
+    each = np.float32(0)
+    for i in range(g.size):
+        total, new = further(slots, i, g[i])
+        g[i] = total * inverse
+        if squares is not None:
+            squares[i] += new
+        elif sums is not None:
+            each = plus(each, new)
+    if sums is not None:
+        sums[EACH] += each
+
+
+@_kernel
+def _sum(slots, stride, workers, lo, inverse, g, squares, sums):
+    """The mean over many slots of one array, `stride` elements apart, from element `lo` on, four at
+    a time; and the sum of their squares, or each element's, where these are yet to be weighted."""
+    n, one = g.size, np.float32(1)
+    for rank in range(0, workers, 4):
+        a, left = rank * stride + lo, workers - rank
+        b, c, d = a + stride, a + 2 * stride, a + 3 * stride
+        factor = inverse if left <= 4 else one
+        if left >= 4:
+            four = (slots[a : a + n], slots[b : b + n], slots[c : c + n], slots[d : d + n])
+            if rank == 0:
+                _add_first(four, factor, g, squares, sums)
+            else:
+                _add_more(four, factor, g, squares, sums)
+        elif left == 3:
+            _add_more(
+                (slots[a : a + n], slots[b : b + n], slots[c : c + n]), factor, g, squares, sums
+            )
+        elif left == 2:
+            _add_more((slots[a : a + n], slots[b : b + n]), factor, g, squares, sums)
+        else:
+            _add_more((slots[a : a + n],), factor, g, squares, sums)
+
+
+@njit
+def _larger(largest, x):
+    return max(largest, np.uint32(bits(x) & _MAGNITUDE))
+
+
+@_kernel
 def _sgd(slots, p, new_p, k, sums):
     lr, wd, inverse = k[LR], k[WD], k[INVERSE]
     largest = np.uint32(0)
-    for part in range(parts(p.size)):
+    for part in range(_parts(p.size)):
         each = large = np.float32(0)
-        for i in within(part, p.size):
-            mean, squares = gradient_mean(slots, i, inverse)
-            g = mean + wd * p[i]
+        for i in _within(part, p.size):
+            average, squares = mean(slots, i, inverse)
+            g = average + wd * p[i]
             value = p[i] - lr * g
             if sums is not None:
                 each = plus(each, squares)
-                large = plus(large, mean * mean)
+                large = plus(large, average * average)
             new_p[i] = value
-            largest = larger(largest, value)
+            largest = _larger(largest, value)
         if sums is not None:
-            add_sums(sums, each, large, 0.0)
+            _add(sums, each, large, 0.0)
     return largest
 
 
-@kernel
+@_kernel
 def _momentum(slots, p, new_p, m, new_m, k, sums):
     lr, mu, wd, inverse = k[LR], k[MU], k[WD], k[INVERSE]
     largest = np.uint32(0)
-    for part in range(parts(p.size)):
+    for part in range(_parts(p.size)):
         each = large = np.float32(0)
-        for i in within(part, p.size):
-            mean, squares = gradient_mean(slots, i, inverse)
-            g = mean + wd * p[i]
+        for i in _within(part, p.size):
+            average, squares = mean(slots, i, inverse)
+            g = average + wd * p[i]
             moment = mu * m[i] + g
             value = p[i] - lr * moment
             if sums is not None:
                 each = plus(each, squares)
-                large = plus(large, mean * mean)
+                large = plus(large, average * average)
             new_m[i] = moment
             new_p[i] = value
-            largest = larger(largest, value)
+            largest = _larger(largest, value)
         if sums is not None:
-            add_sums(sums, each, large, 0.0)
+            _add(sums, each, large, 0.0)
     return largest
 
 
-@kernel
+@_kernel
 def _nesterov(slots, p, new_p, m, new_m, k, sums):
     lr, mu, wd, inverse = k[LR], k[MU], k[WD], k[INVERSE]
     largest = np.uint32(0)
-    for part in range(parts(p.size)):
+    for part in range(_parts(p.size)):
         each = large = np.float32(0)
-        for i in within(part, p.size):
-            mean, squares = gradient_mean(slots, i, inverse)
-            g = mean + wd * p[i]
+        for i in _within(part, p.size):
+            average, squares = mean(slots, i, inverse)
+            g = average + wd * p[i]
             moment = mu * m[i] + g
             value = p[i] - lr * (g + mu * moment)
             if sums is not None:
                 each = plus(each, squares)
-                large = plus(large, mean * mean)
+                large = plus(large, average * average)
             new_m[i] = moment
             new_p[i] = value
-            largest = larger(largest, value)
+            largest = _larger(largest, value)
         if sums is not None:
-            add_sums(sums, each, large, 0.0)
+            _add(sums, each, large, 0.0)
     return largest
 
 
-@kernel
+@_kernel
 def _adam(slots, p, new_p, m, new_m, v, new_v, k, sums):
     wd, inverse, step, r, eps = k[WD], k[INVERSE], k[STEP], k[R], k[EPS]
     b1, b1c, b2, b2c = k[B1], k[B1C], k[B2], k[B2C]
     largest = np.uint32(0)
     floor = np.float32(0) if sums is None else np.float32(sums[FLOOR])
-    for part in range(parts(p.size)):
+    for part in range(_parts(p.size)):
         each = large = second = np.float32(0)
-        for i in within(part, p.size):
-            mean, squares = gradient_mean(slots, i, inverse)
-            g = mean + wd * p[i]
+        for i in _within(part, p.size):
+            average, squares = mean(slots, i, inverse)
+            g = average + wd * p[i]
             moment = b1 * m[i] + b1c * g
             square = b2 * v[i] + b2c * (g * g)
             value = p[i] - step * (moment / (np.sqrt(square) * r + eps))
             if sums is not None:
                 w = weight(v[i] + floor)
                 each = plus(each, squares * w)
-                large = plus(large, mean * mean * w)
+                large = plus(large, average * average * w)
                 second = plus(second, square)
             new_m[i] = moment
             new_v[i] = square
             new_p[i] = value
-            largest = larger(larger(largest, value), square)
+            largest = _larger(_larger(largest, value), square)
         if sums is not None:
-            add_sums(sums, each, large, second)
+            _add(sums, each, large, second)
     return largest
 
 
-@kernel
+@_kernel
 def _adamw(slots, p, new_p, m, new_m, v, new_v, k, sums):
     decay, inverse, step, r, eps = k[DECAY], k[INVERSE], k[STEP], k[R], k[EPS]
     b1, b1c, b2, b2c = k[B1], k[B1C], k[B2], k[B2C]
     largest = np.uint32(0)
     floor = np.float32(0) if sums is None else np.float32(sums[FLOOR])
-    for part in range(parts(p.size)):
+    for part in range(_parts(p.size)):
         each = large = second = np.float32(0)
-        for i in within(part, p.size):
-            g, squares = gradient_mean(slots, i, inverse)
+        for i in _within(part, p.size):
+            g, squares = mean(slots, i, inverse)
             moment = b1 * m[i] + b1c * g
             square = b2 * v[i] + b2c * (g * g)
             value = p[i] * decay - step * (moment / (np.sqrt(square) * r + eps))
@@ -185,161 +270,161 @@ def _adamw(slots, p, new_p, m, new_m, v, new_v, k, sums):
             new_m[i] = moment
             new_v[i] = square
             new_p[i] = value
-            largest = larger(larger(largest, value), square)
+            largest = _larger(_larger(largest, value), square)
         if sums is not None:
-            add_sums(sums, each, large, second)
+            _add(sums, each, large, second)
     return largest
 
 
-@kernel
+@_kernel
 def _nadam(slots, p, new_p, m, new_m, v, new_v, k, sums):
     wd, inverse, gs, ms, r, eps = k[WD], k[INVERSE], k[GS], k[MS], k[R], k[EPS]
     b1, b1c, b2, b2c = k[B1], k[B1C], k[B2], k[B2C]
     largest = np.uint32(0)
     floor = np.float32(0) if sums is None else np.float32(sums[FLOOR])
-    for part in range(parts(p.size)):
+    for part in range(_parts(p.size)):
         each = large = second = np.float32(0)
-        for i in within(part, p.size):
-            mean, squares = gradient_mean(slots, i, inverse)
-            g = mean + wd * p[i]
+        for i in _within(part, p.size):
+            average, squares = mean(slots, i, inverse)
+            g = average + wd * p[i]
             moment = b1 * m[i] + b1c * g
             square = b2 * v[i] + b2c * (g * g)
             value = p[i] - (gs * g + ms * moment) / (np.sqrt(square) * r + eps)
             if sums is not None:
                 w = weight(v[i] + floor)
                 each = plus(each, squares * w)
-                large = plus(large, mean * mean * w)
+                large = plus(large, average * average * w)
                 second = plus(second, square)
             new_m[i] = moment
             new_v[i] = square
             new_p[i] = value
-            largest = larger(larger(largest, value), square)
+            largest = _larger(_larger(largest, value), square)
         if sums is not None:
-            add_sums(sums, each, large, second)
+            _add(sums, each, large, second)
     return largest
 
 
-@kernel
+@_kernel
 def _rmsprop(slots, p, new_p, v, new_v, k, sums):
     lr, wd, inverse, eps, b2, b2c = k[LR], k[WD], k[INVERSE], k[EPS], k[B2], k[B2C]
     largest = np.uint32(0)
     floor = np.float32(0) if sums is None else np.float32(sums[FLOOR])
-    for part in range(parts(p.size)):
+    for part in range(_parts(p.size)):
         each = large = second = np.float32(0)
-        for i in within(part, p.size):
-            mean, squares = gradient_mean(slots, i, inverse)
-            g = mean + wd * p[i]
+        for i in _within(part, p.size):
+            average, squares = mean(slots, i, inverse)
+            g = average + wd * p[i]
             square = b2 * v[i] + b2c * (g * g)
             value = p[i] - lr * (g / (np.sqrt(square) + eps))
             if sums is not None:
                 w = weight(v[i] + floor)
                 each = plus(each, squares * w)
-                large = plus(large, mean * mean * w)
+                large = plus(large, average * average * w)
                 second = plus(second, square)
             new_v[i] = square
             new_p[i] = value
-            largest = larger(larger(largest, value), square)
+            largest = _larger(_larger(largest, value), square)
         if sums is not None:
-            add_sums(sums, each, large, second)
+            _add(sums, each, large, second)
     return largest
 
 
-@kernel
+@_kernel
 def _rmsprop_momentum(slots, p, new_p, v, new_v, m, new_m, k, sums):
     lr, mu, wd, inverse = k[LR], k[MU], k[WD], k[INVERSE]
     eps, b2, b2c = k[EPS], k[B2], k[B2C]
     largest = np.uint32(0)
     floor = np.float32(0) if sums is None else np.float32(sums[FLOOR])
-    for part in range(parts(p.size)):
+    for part in range(_parts(p.size)):
         each = large = second = np.float32(0)
-        for i in within(part, p.size):
-            mean, squares = gradient_mean(slots, i, inverse)
-            g = mean + wd * p[i]
+        for i in _within(part, p.size):
+            average, squares = mean(slots, i, inverse)
+            g = average + wd * p[i]
             square = b2 * v[i] + b2c * (g * g)
             moment = mu * m[i] + g / (np.sqrt(square) + eps)
             value = p[i] - lr * moment
             if sums is not None:
                 w = weight(v[i] + floor)
                 each = plus(each, squares * w)
-                large = plus(large, mean * mean * w)
+                large = plus(large, average * average * w)
                 second = plus(second, square)
             new_v[i] = square
             new_m[i] = moment
             new_p[i] = value
-            largest = larger(larger(largest, value), square)
+            largest = _larger(_larger(largest, value), square)
         if sums is not None:
-            add_sums(sums, each, large, second)
+            _add(sums, each, large, second)
     return largest
 
 
-@kernel
+@_kernel
 def _rmsprop_centered(slots, p, new_p, v, new_v, m, new_m, a, new_a, k, sums):
     lr, mu, wd, inverse = k[LR], k[MU], k[WD], k[INVERSE]
     eps, b2, b2c = k[EPS], k[B2], k[B2C]
     largest = np.uint32(0)
     floor = np.float32(0) if sums is None else np.float32(sums[FLOOR])
-    for part in range(parts(p.size)):
+    for part in range(_parts(p.size)):
         each = large = second = np.float32(0)
-        for i in within(part, p.size):
-            mean, squares = gradient_mean(slots, i, inverse)
-            g = mean + wd * p[i]
+        for i in _within(part, p.size):
+            average, squares = mean(slots, i, inverse)
+            g = average + wd * p[i]
             square = b2 * v[i] + b2c * (g * g)
-            average = b2 * a[i] + b2c * g
-            moment = mu * m[i] + g / (np.sqrt(abs(square - average * average)) + eps)
+            first = b2 * a[i] + b2c * g
+            moment = mu * m[i] + g / (np.sqrt(abs(square - first * first)) + eps)
             value = p[i] - lr * moment
             if sums is not None:
                 w = weight(v[i] + floor)
                 each = plus(each, squares * w)
-                large = plus(large, mean * mean * w)
+                large = plus(large, average * average * w)
                 second = plus(second, square)
             new_v[i] = square
             new_m[i] = moment
-            new_a[i] = average
+            new_a[i] = first
             new_p[i] = value
-            largest = larger(larger(largest, value), square)
+            largest = _larger(_larger(largest, value), square)
         if sums is not None:
-            add_sums(sums, each, large, second)
+            _add(sums, each, large, second)
     return largest
 
 
-@kernel
+@_kernel
 def _adagrad(slots, p, new_p, h, new_h, k, sums):
     lr, wd, inverse, eps = k[LR], k[WD], k[INVERSE], k[EPS]
     largest = np.uint32(0)
     floor = np.float32(0) if sums is None else np.float32(sums[FLOOR])
-    for part in range(parts(p.size)):
+    for part in range(_parts(p.size)):
         each = large = second = np.float32(0)
-        for i in within(part, p.size):
-            mean, squares = gradient_mean(slots, i, inverse)
-            g = mean + wd * p[i]
+        for i in _within(part, p.size):
+            average, squares = mean(slots, i, inverse)
+            g = average + wd * p[i]
             total = h[i] + g * g
             value = p[i] - lr * (g / (np.sqrt(total) + eps))
             if sums is not None:
                 w = weight(h[i] + floor)
                 each = plus(each, squares * w)
-                large = plus(large, mean * mean * w)
+                large = plus(large, average * average * w)
                 second = plus(second, total)
             new_h[i] = total
             new_p[i] = value
-            largest = larger(larger(largest, value), total)
+            largest = _larger(_larger(largest, value), total)
         if sums is not None:
-            add_sums(sums, each, large, second)
+            _add(sums, each, large, second)
     return largest
 
 
-@kernel
+@_kernel
 def _total(slots, p, new_p, k, sums):
     inverse = k[INVERSE]
-    for part in range(parts(p.size)):
+    for part in range(_parts(p.size)):
         each = large = np.float32(0)
-        for i in within(part, p.size):
-            mean, squares = gradient_mean(slots, i, inverse)
-            new_p[i] = mean
+        for i in _within(part, p.size):
+            average, squares = mean(slots, i, inverse)
+            new_p[i] = average
             if sums is not None:
                 each = plus(each, squares)
-                large = plus(large, mean * mean)
+                large = plus(large, average * average)
         if sums is not None:
-            add_sums(sums, each, large, 0.0)
+            _add(sums, each, large, 0.0)
     return np.uint32(0)  # Any value counts.
 
 
@@ -374,7 +459,7 @@ class Fold:
         parameters: tuple[Floats, Floats],
         states: Sequence[tuple[Floats, Floats]],
     ) -> None:
-        self._kernel = _KERNELS[rule]
+        self._kernel, self._weighted = _KERNELS[rule], RULES[rule].second is not None
         self._buffers = [buffer for pair in (parameters, *states) for buffer in pair]
         self._slots, self._stride, self._workers = slots, stride, workers
         self._size = size = parameters[0].size
@@ -399,14 +484,14 @@ class Fold:
         return largest < INFINITY
 
     def _fold_many(self, lo: int, hi: int, k: Floats, sums: Sums | None) -> int:
-        g = np.empty(min(SUM_ELEMENTS, hi - lo), np.float32)
-        squares = None if sums is None else np.empty_like(g)
+        g = np.empty(min(_SUM_ELEMENTS, hi - lo), np.float32)
+        squares = np.empty_like(g) if sums is not None and self._weighted else None
         largest = 0
-        for start in range(lo, hi, SUM_ELEMENTS):
-            n = min(SUM_ELEMENTS, hi - start)
+        for start in range(lo, hi, _SUM_ELEMENTS):
+            n = min(_SUM_ELEMENTS, hi - start)
             part, of = g[:n], None if squares is None else squares[:n]
-            sum_slots(self._slots, self._stride, self._workers, start, k[INVERSE], part, of)
-            slots = (part,) if of is None else ((part, of),)
+            _sum(self._slots, self._stride, self._workers, start, k[INVERSE], part, of, sums)
+            slots = (part,) if sums is None else ((part,) if of is None else (part, of),)
             buffers = (buffer[start : start + n] for buffer in self._buffers)
             largest = max(largest, int(self._kernel(slots, *buffers, k, sums)))
         return largest

@@ -116,7 +116,7 @@ def test_kernels_give_the_bits_that_the_rules_say(rule: str, dtype: DType, data:
     check_bits(rule, dtype, 2, data, any_float)
 
 
-@pytest.mark.parametrize("workers", [1, 3, 4, 5, 9])
+@pytest.mark.parametrize("workers", [1, 3, 4, 5, 6, 7, 9])
 @pytest.mark.parametrize(("rule", "dtype"), [("momentum", "float32"), ("adam", "bfloat16")])
 @given(data=st.data())
 @settings(max_examples=20)
