@@ -7,6 +7,7 @@ Gradients' dtypes are told apart by what numba knows: float16 comes as uint16, b
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,call-arg,var-annotated,unreachable"
 # mypy: disable-error-code="import-untyped,untyped-decorator"
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
@@ -14,6 +15,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic, overload
 
+from slackwater.common.domains.slots.gradient_squares import EACH
 from slackwater.common.native.compiled import njit
 
 _RECIPROCAL: Final = np.uint32(0x7EF127EA)
@@ -139,3 +141,60 @@ def weight(x):
     """1 / x to .3 %, for a normal x > 0: one step of Newton's, for a division takes longer."""
     guess = as_float(np.uint32(_RECIPROCAL - bits(x)))
     return guess * (_TWO - x * guess)
+
+
+def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
+    compiled: Callable[..., Any] = njit(nogil=True, cache=True, error_model="numpy")(function)
+    return compiled
+
+
+@njit
+def _add_first(slots, inverse, g, squares, sums):
+    each = np.float32(0)
+    for i in range(g.size):
+        g[i], new = mean(slots, i, inverse)
+        if squares is not None:
+            squares[i] = new
+        elif sums is not None:
+            each = plus(each, new)
+    if sums is not None:
+        sums[EACH] += each
+
+
+@njit
+def _add_more(slots, inverse, g, squares, sums):
+    each = np.float32(0)
+    for i in range(g.size):
+        total, new = further(slots, i, g[i])
+        g[i] = total * inverse
+        if squares is not None:
+            squares[i] += new
+        elif sums is not None:
+            each = plus(each, new)
+    if sums is not None:
+        sums[EACH] += each
+
+
+@kernel
+def sum_slots(slots, stride, workers, lo, inverse, g, squares, sums):
+    """The mean over many slots of one array, `stride` elements apart, from element `lo` on, four at
+    a time; and the sum of their squares, or each element's, where these are yet to be weighted."""
+    n, one = g.size, np.float32(1)
+    for rank in range(0, workers, 4):
+        a, left = rank * stride + lo, workers - rank
+        b, c, d = a + stride, a + 2 * stride, a + 3 * stride
+        factor = inverse if left <= 4 else one
+        if left >= 4:
+            four = (slots[a : a + n], slots[b : b + n], slots[c : c + n], slots[d : d + n])
+            if rank == 0:
+                _add_first(four, factor, g, squares, sums)
+            else:
+                _add_more(four, factor, g, squares, sums)
+        elif left == 3:
+            _add_more(
+                (slots[a : a + n], slots[b : b + n], slots[c : c + n]), factor, g, squares, sums
+            )
+        elif left == 2:
+            _add_more((slots[a : a + n], slots[b : b + n]), factor, g, squares, sums)
+        else:
+            _add_more((slots[a : a + n],), factor, g, squares, sums)

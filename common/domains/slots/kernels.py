@@ -29,7 +29,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from slackwater.common.domains.slots.elements import bits, further, mean, plus, weight
+from slackwater.common.domains.slots.elements import bits, kernel, mean, plus, sum_slots, weight
 from slackwater.common.domains.slots.gradient_squares import (
     EACH,
     FLOOR,
@@ -95,69 +95,12 @@ def _add(sums, each, mean, second):
     sums[SECOND] += second
 
 
-def _kernel(function: Callable[..., Any]) -> Callable[..., Any]:
-    compiled: Callable[..., Any] = njit(nogil=True, cache=True, error_model="numpy")(function)
-    return compiled
-
-
-@njit
-def _add_first(slots, inverse, g, squares, sums):
-    each = np.float32(0)
-    for i in range(g.size):
-        g[i], new = mean(slots, i, inverse)
-        if squares is not None:
-            squares[i] = new
-        elif sums is not None:
-            each = plus(each, new)
-    if sums is not None:
-        sums[EACH] += each
-
-
-@njit
-def _add_more(slots, inverse, g, squares, sums):
-    each = np.float32(0)
-    for i in range(g.size):
-        total, new = further(slots, i, g[i])
-        g[i] = total * inverse
-        if squares is not None:
-            squares[i] += new
-        elif sums is not None:
-            each = plus(each, new)
-    if sums is not None:
-        sums[EACH] += each
-
-
-@_kernel
-def _sum(slots, stride, workers, lo, inverse, g, squares, sums):
-    """The mean over many slots of one array, `stride` elements apart, from element `lo` on, four at
-    a time; and the sum of their squares, or each element's, where these are yet to be weighted."""
-    n, one = g.size, np.float32(1)
-    for rank in range(0, workers, 4):
-        a, left = rank * stride + lo, workers - rank
-        b, c, d = a + stride, a + 2 * stride, a + 3 * stride
-        factor = inverse if left <= 4 else one
-        if left >= 4:
-            four = (slots[a : a + n], slots[b : b + n], slots[c : c + n], slots[d : d + n])
-            if rank == 0:
-                _add_first(four, factor, g, squares, sums)
-            else:
-                _add_more(four, factor, g, squares, sums)
-        elif left == 3:
-            _add_more(
-                (slots[a : a + n], slots[b : b + n], slots[c : c + n]), factor, g, squares, sums
-            )
-        elif left == 2:
-            _add_more((slots[a : a + n], slots[b : b + n]), factor, g, squares, sums)
-        else:
-            _add_more((slots[a : a + n],), factor, g, squares, sums)
-
-
 @njit
 def _larger(largest, x):
     return max(largest, np.uint32(bits(x) & _MAGNITUDE))
 
 
-@_kernel
+@kernel
 def _sgd(slots, p, new_p, k, sums):
     lr, wd, inverse = k[LR], k[WD], k[INVERSE]
     largest = np.uint32(0)
@@ -177,7 +120,7 @@ def _sgd(slots, p, new_p, k, sums):
     return largest
 
 
-@_kernel
+@kernel
 def _momentum(slots, p, new_p, m, new_m, k, sums):
     lr, mu, wd, inverse = k[LR], k[MU], k[WD], k[INVERSE]
     largest = np.uint32(0)
@@ -199,7 +142,7 @@ def _momentum(slots, p, new_p, m, new_m, k, sums):
     return largest
 
 
-@_kernel
+@kernel
 def _nesterov(slots, p, new_p, m, new_m, k, sums):
     lr, mu, wd, inverse = k[LR], k[MU], k[WD], k[INVERSE]
     largest = np.uint32(0)
@@ -221,7 +164,7 @@ def _nesterov(slots, p, new_p, m, new_m, k, sums):
     return largest
 
 
-@_kernel
+@kernel
 def _adam(slots, p, new_p, m, new_m, v, new_v, k, sums):
     wd, inverse, step, r, eps = k[WD], k[INVERSE], k[STEP], k[R], k[EPS]
     b1, b1c, b2, b2c = k[B1], k[B1C], k[B2], k[B2C]
@@ -249,7 +192,7 @@ def _adam(slots, p, new_p, m, new_m, v, new_v, k, sums):
     return largest
 
 
-@_kernel
+@kernel
 def _adamw(slots, p, new_p, m, new_m, v, new_v, k, sums):
     decay, inverse, step, r, eps = k[DECAY], k[INVERSE], k[STEP], k[R], k[EPS]
     b1, b1c, b2, b2c = k[B1], k[B1C], k[B2], k[B2C]
@@ -276,7 +219,7 @@ def _adamw(slots, p, new_p, m, new_m, v, new_v, k, sums):
     return largest
 
 
-@_kernel
+@kernel
 def _nadam(slots, p, new_p, m, new_m, v, new_v, k, sums):
     wd, inverse, gs, ms, r, eps = k[WD], k[INVERSE], k[GS], k[MS], k[R], k[EPS]
     b1, b1c, b2, b2c = k[B1], k[B1C], k[B2], k[B2C]
@@ -304,7 +247,7 @@ def _nadam(slots, p, new_p, m, new_m, v, new_v, k, sums):
     return largest
 
 
-@_kernel
+@kernel
 def _rmsprop(slots, p, new_p, v, new_v, k, sums):
     lr, wd, inverse, eps, b2, b2c = k[LR], k[WD], k[INVERSE], k[EPS], k[B2], k[B2C]
     largest = np.uint32(0)
@@ -329,7 +272,7 @@ def _rmsprop(slots, p, new_p, v, new_v, k, sums):
     return largest
 
 
-@_kernel
+@kernel
 def _rmsprop_momentum(slots, p, new_p, v, new_v, m, new_m, k, sums):
     lr, mu, wd, inverse = k[LR], k[MU], k[WD], k[INVERSE]
     eps, b2, b2c = k[EPS], k[B2], k[B2C]
@@ -357,7 +300,7 @@ def _rmsprop_momentum(slots, p, new_p, v, new_v, m, new_m, k, sums):
     return largest
 
 
-@_kernel
+@kernel
 def _rmsprop_centered(slots, p, new_p, v, new_v, m, new_m, a, new_a, k, sums):
     lr, mu, wd, inverse = k[LR], k[MU], k[WD], k[INVERSE]
     eps, b2, b2c = k[EPS], k[B2], k[B2C]
@@ -387,7 +330,7 @@ def _rmsprop_centered(slots, p, new_p, v, new_v, m, new_m, a, new_a, k, sums):
     return largest
 
 
-@_kernel
+@kernel
 def _adagrad(slots, p, new_p, h, new_h, k, sums):
     lr, wd, inverse, eps = k[LR], k[WD], k[INVERSE], k[EPS]
     largest = np.uint32(0)
@@ -412,7 +355,7 @@ def _adagrad(slots, p, new_p, h, new_h, k, sums):
     return largest
 
 
-@_kernel
+@kernel
 def _total(slots, p, new_p, k, sums):
     inverse = k[INVERSE]
     for part in range(_parts(p.size)):
@@ -490,7 +433,7 @@ class Fold:
         for start in range(lo, hi, _SUM_ELEMENTS):
             n = min(_SUM_ELEMENTS, hi - start)
             part, of = g[:n], None if squares is None else squares[:n]
-            _sum(self._slots, self._stride, self._workers, start, k[INVERSE], part, of, sums)
+            sum_slots(self._slots, self._stride, self._workers, start, k[INVERSE], part, of, sums)
             slots = (part,) if sums is None else ((part,) if of is None else (part, of),)
             buffers = (buffer[start : start + n] for buffer in self._buffers)
             largest = max(largest, int(self._kernel(slots, *buffers, k, sums)))

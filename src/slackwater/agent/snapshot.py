@@ -138,7 +138,7 @@ class StagedSnapshot(Staged):
         async with copies.fetching:
             if copies.taken < version and not await self._take_served(version, copies):
                 await self._take(version, copies)
-        await self.read_sizes()
+        await self.read_words()
 
     async def _take_served(self, version: int, copies: Snapshots) -> bool:
         """Tell whether what this rank's iteration `version` led to was there for it. All is asked
