@@ -100,6 +100,14 @@ def test_the_same_order_twice_is_one_job_and_other_tensors_are_named() -> None:
     assert "3 tensors, but 2" in other.reason
 
 
+@pytest.mark.parametrize("noise", [False, True])
+def test_aggregators_are_told_to_sum_squares_of_gradients(noise: bool) -> None:
+    harness = Harness(Pool(4))
+    order = placed("j", 1)
+    harness.ask(msgspec.structs.replace(order, spec=JobSpec(id="j", workers=2, noise=noise)))
+    assert harness.stored["j"].plan.noise is noise
+
+
 @pytest.mark.parametrize(
     ("consistency", "divide_bytes", "starts"),
     [
