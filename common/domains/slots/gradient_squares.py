@@ -6,7 +6,7 @@ no pass of their own. Lengths are those of pre-conditioned gradients: as they ar
 second moments; else each element's square is weighted by 1 / (v + floor), with the second moment v
 from before this update, corrected for its bias. The floor is FLOOR_PART of the bucket's mean v:
 without one, elements that hardly ever have a gradient would be the whole sum. The weight is
-approximate, to .3 %, and does not depend on the gradients that it weighs.
+approximate, to .2 %, and does not depend on the gradients that it weighs.
 
 A region keeps the sums of two versions, which alternate like its parameters: whoever reads a
 version's parameters finds its sums until it has pushed twice more. The word of the version is

@@ -29,7 +29,16 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from slackwater.common.domains.slots.elements import bits, kernel, mean, plus, sum_slots, weight
+from slackwater.common.domains.slots.elements import (
+    bits,
+    kernel,
+    mean,
+    parts,
+    plus,
+    sum_slots,
+    weight,
+    within,
+)
 from slackwater.common.domains.slots.gradient_squares import (
     EACH,
     FLOOR,
@@ -64,28 +73,12 @@ INFINITY: Final = 0x7F800000
 FUSED_WORKERS_MAX: Final = 4
 _SUM_ELEMENTS: Final = 64 * 1024
 """256 KiB of float32: the sum of many slots is read again from the second-level cache."""
-_PART_ELEMENTS: Final = 16 * 1024
-"""What is added up in float32 before float64 takes over: with 64 Ki sums are off by 1.1e-6."""
-_PART: Final = np.uint64(_PART_ELEMENTS)
 _MAGNITUDE: Final = np.uint32(0x7FFFFFFF)
 KERNEL_DTYPES: Final[dict[DType, type[np.generic]]] = {
     "float32": np.float32,
     "float16": np.uint16,
     "bfloat16": np.int16,
 }
-
-
-@njit
-def _parts(n):
-    return (n + _PART_ELEMENTS - 1) // _PART_ELEMENTS
-
-
-@njit
-def _within(part, n):
-    """The elements of a part. Indices without a sign need no look whether they count from the
-    end, which would forbid to do several elements side by side."""
-    start = np.uint64(part) * _PART
-    return range(start, min(np.uint64(n), start + _PART))
 
 
 @njit
@@ -104,9 +97,9 @@ def _larger(largest, x):
 def _sgd(slots, p, new_p, k, sums):
     lr, wd, inverse = k[LR], k[WD], k[INVERSE]
     largest = np.uint32(0)
-    for part in range(_parts(p.size)):
+    for part in range(parts(p.size)):
         each = large = np.float32(0)
-        for i in _within(part, p.size):
+        for i in within(part, p.size):
             average, squares = mean(slots, i, inverse)
             g = average + wd * p[i]
             value = p[i] - lr * g
@@ -124,9 +117,9 @@ def _sgd(slots, p, new_p, k, sums):
 def _momentum(slots, p, new_p, m, new_m, k, sums):
     lr, mu, wd, inverse = k[LR], k[MU], k[WD], k[INVERSE]
     largest = np.uint32(0)
-    for part in range(_parts(p.size)):
+    for part in range(parts(p.size)):
         each = large = np.float32(0)
-        for i in _within(part, p.size):
+        for i in within(part, p.size):
             average, squares = mean(slots, i, inverse)
             g = average + wd * p[i]
             moment = mu * m[i] + g
@@ -146,9 +139,9 @@ def _momentum(slots, p, new_p, m, new_m, k, sums):
 def _nesterov(slots, p, new_p, m, new_m, k, sums):
     lr, mu, wd, inverse = k[LR], k[MU], k[WD], k[INVERSE]
     largest = np.uint32(0)
-    for part in range(_parts(p.size)):
+    for part in range(parts(p.size)):
         each = large = np.float32(0)
-        for i in _within(part, p.size):
+        for i in within(part, p.size):
             average, squares = mean(slots, i, inverse)
             g = average + wd * p[i]
             moment = mu * m[i] + g
@@ -170,9 +163,9 @@ def _adam(slots, p, new_p, m, new_m, v, new_v, k, sums):
     b1, b1c, b2, b2c = k[B1], k[B1C], k[B2], k[B2C]
     largest = np.uint32(0)
     floor = np.float32(0) if sums is None else np.float32(sums[FLOOR])
-    for part in range(_parts(p.size)):
+    for part in range(parts(p.size)):
         each = large = second = np.float32(0)
-        for i in _within(part, p.size):
+        for i in within(part, p.size):
             average, squares = mean(slots, i, inverse)
             g = average + wd * p[i]
             moment = b1 * m[i] + b1c * g
@@ -198,9 +191,9 @@ def _adamw(slots, p, new_p, m, new_m, v, new_v, k, sums):
     b1, b1c, b2, b2c = k[B1], k[B1C], k[B2], k[B2C]
     largest = np.uint32(0)
     floor = np.float32(0) if sums is None else np.float32(sums[FLOOR])
-    for part in range(_parts(p.size)):
+    for part in range(parts(p.size)):
         each = large = second = np.float32(0)
-        for i in _within(part, p.size):
+        for i in within(part, p.size):
             g, squares = mean(slots, i, inverse)
             moment = b1 * m[i] + b1c * g
             square = b2 * v[i] + b2c * (g * g)
@@ -225,9 +218,9 @@ def _nadam(slots, p, new_p, m, new_m, v, new_v, k, sums):
     b1, b1c, b2, b2c = k[B1], k[B1C], k[B2], k[B2C]
     largest = np.uint32(0)
     floor = np.float32(0) if sums is None else np.float32(sums[FLOOR])
-    for part in range(_parts(p.size)):
+    for part in range(parts(p.size)):
         each = large = second = np.float32(0)
-        for i in _within(part, p.size):
+        for i in within(part, p.size):
             average, squares = mean(slots, i, inverse)
             g = average + wd * p[i]
             moment = b1 * m[i] + b1c * g
@@ -252,9 +245,9 @@ def _rmsprop(slots, p, new_p, v, new_v, k, sums):
     lr, wd, inverse, eps, b2, b2c = k[LR], k[WD], k[INVERSE], k[EPS], k[B2], k[B2C]
     largest = np.uint32(0)
     floor = np.float32(0) if sums is None else np.float32(sums[FLOOR])
-    for part in range(_parts(p.size)):
+    for part in range(parts(p.size)):
         each = large = second = np.float32(0)
-        for i in _within(part, p.size):
+        for i in within(part, p.size):
             average, squares = mean(slots, i, inverse)
             g = average + wd * p[i]
             square = b2 * v[i] + b2c * (g * g)
@@ -278,9 +271,9 @@ def _rmsprop_momentum(slots, p, new_p, v, new_v, m, new_m, k, sums):
     eps, b2, b2c = k[EPS], k[B2], k[B2C]
     largest = np.uint32(0)
     floor = np.float32(0) if sums is None else np.float32(sums[FLOOR])
-    for part in range(_parts(p.size)):
+    for part in range(parts(p.size)):
         each = large = second = np.float32(0)
-        for i in _within(part, p.size):
+        for i in within(part, p.size):
             average, squares = mean(slots, i, inverse)
             g = average + wd * p[i]
             square = b2 * v[i] + b2c * (g * g)
@@ -306,9 +299,9 @@ def _rmsprop_centered(slots, p, new_p, v, new_v, m, new_m, a, new_a, k, sums):
     eps, b2, b2c = k[EPS], k[B2], k[B2C]
     largest = np.uint32(0)
     floor = np.float32(0) if sums is None else np.float32(sums[FLOOR])
-    for part in range(_parts(p.size)):
+    for part in range(parts(p.size)):
         each = large = second = np.float32(0)
-        for i in _within(part, p.size):
+        for i in within(part, p.size):
             average, squares = mean(slots, i, inverse)
             g = average + wd * p[i]
             square = b2 * v[i] + b2c * (g * g)
@@ -335,9 +328,9 @@ def _adagrad(slots, p, new_p, h, new_h, k, sums):
     lr, wd, inverse, eps = k[LR], k[WD], k[INVERSE], k[EPS]
     largest = np.uint32(0)
     floor = np.float32(0) if sums is None else np.float32(sums[FLOOR])
-    for part in range(_parts(p.size)):
+    for part in range(parts(p.size)):
         each = large = second = np.float32(0)
-        for i in _within(part, p.size):
+        for i in within(part, p.size):
             average, squares = mean(slots, i, inverse)
             g = average + wd * p[i]
             total = h[i] + g * g
@@ -358,9 +351,9 @@ def _adagrad(slots, p, new_p, h, new_h, k, sums):
 @kernel
 def _total(slots, p, new_p, k, sums):
     inverse = k[INVERSE]
-    for part in range(_parts(p.size)):
+    for part in range(parts(p.size)):
         each = large = np.float32(0)
-        for i in _within(part, p.size):
+        for i in within(part, p.size):
             average, squares = mean(slots, i, inverse)
             new_p[i] = average
             if sums is not None:

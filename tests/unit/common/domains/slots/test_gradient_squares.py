@@ -101,7 +101,7 @@ def check(rule: str, dtype: DType, workers: int) -> None:
             assert found.workers == 0, "there are no second moments before the first version"
             continue
         assert found.workers == workers
-        # A weight is exact to .3 %, and its errors have either sign.
+        # A weight is exact to .2 %.
         exact = 1e-6 if RULES[rule].second is None else 2e-3
         assert found.each == pytest.approx(wanted.each, rel=exact)
         assert found.mean == pytest.approx(wanted.mean, rel=exact)
