@@ -292,7 +292,12 @@ class LocalSession(Session):
         version = cell.updates(seed.version)
         tensors = [np.ravel(tensor) for tensor in cell.newest(self._initial)]
         self.cluster.slots(self.job, seed.bucket).parameters(version)[:] = np.concatenate(tensors)
-        self._send(HERE, frames.encode_control(frames.Seed(handle=seed.handle, version=version)))
+        states, updates = cell.first_states(self._initial, version)
+        for index, parts in enumerate(states):
+            flat = np.concatenate([np.ravel(part) for part in parts])
+            self.cluster.slots(self.job, seed.bucket).state(version, index)[:] = flat
+        said = frames.Seed(handle=seed.handle, version=version, updates=updates)
+        self._send(HERE, frames.encode_control(said))
 
     def _apply(self, effects: Any) -> None:
         effects = list(effects)

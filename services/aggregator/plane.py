@@ -27,6 +27,7 @@ from slackwater.common.domains.slots.frames import (
     Offer,
     Part,
     PushRefused,
+    Seed,
     SeedAsked,
     decode_hello,
 )
@@ -211,12 +212,12 @@ class DataPlane:
             if rank is not None:
                 self._tell_rank(bucket, rank, SeedAsked(handle=bucket.handle))
 
-    def seeded(self, session: Session, bucket: Bucket, version: int) -> None:
-        held = self._regions.held.get(bucket.key)
+    def seeded(self, session: Session, bucket: Bucket, seed: Seed) -> None:
+        held, version = self._regions.held.get(bucket.key), seed.version
         if held is None or not bucket.seeded(session.rank, version):
             return
         held.slots.set_applied(version, bucket.applied)
-        held.slots.initialize(version)
+        held.slots.initialize(version, seed.updates)
         if version > 0:
             self.port.post(BucketSeeded(bucket.key, session.rank))
         self._tell(bucket, bucket.attached_active)

@@ -119,6 +119,9 @@ class Seed(_Control, frozen=True, kw_only=True, tag="seed"):
 
     handle: Count
     version: Count
+    updates: Count = 0
+    """How many updates the optimiser's states have had that are written beside them; 0: they are
+    fresh."""
 
 
 class PushRefused(_Control, frozen=True, kw_only=True, tag="push-refused"):

@@ -285,8 +285,10 @@ class SlotRegion:
 
     @property
     def state_since(self) -> int:
-        """The version at which the optimiser's state was fresh: bias corrections count from it."""
-        return self._get(STATE_SINCE)
+        """The version at which the optimiser's state was fresh: bias corrections count from it. It
+        is below 0 where the state had updates before the job began."""
+        since = self._get(STATE_SINCE)
+        return since - 2**64 if since >= 2**63 else since
 
     @property
     def folds(self) -> int:
@@ -349,9 +351,10 @@ class SlotRegion:
         plan = self.record.plan
         return self.sizes.newest.workers if plan.active else plan.workers
 
-    def initialize(self, version: int) -> None:
-        """The parameters of `version` are in place, the states are fresh (zero)."""
-        self._set(STATE_SINCE, version)
+    def initialize(self, version: int, updates: int = 0) -> None:
+        """The parameters of `version` are in place; the states are fresh (zero), or have had so
+        many updates."""
+        self._set(STATE_SINCE, (version - updates) % 2**64)
         self._set(VERSION, version)
         self._set(INITIALIZED, 1)
 

@@ -28,9 +28,11 @@ from slackwater.agent.divided_tensor import Divided, divided_tensors
 from slackwater.agent.exit_hook import at_exit
 from slackwater.agent.gradient_sums import add_squares
 from slackwater.agent.identity import identify, plainly, tell_how_to_submit, way, write_result
+from slackwater.agent.initial import Initial
 from slackwater.agent.local import JOB as LOCAL
 from slackwater.agent.local import Local
 from slackwater.agent.on_device import arrived
+from slackwater.agent.optimizer_state import TensorState, read_states
 from slackwater.agent.push_hyper import explicit_momentum, hyper_of
 from slackwater.agent.region_access import Array
 from slackwater.agent.session import Session
@@ -117,7 +119,7 @@ class Agent:
     def _session_of(
         self,
         spec: JobSpec,
-        values: dict[str, Array],
+        values: Initial,
         url: str | None,
         credentials: Credentials | None,
         transport: str | None,
@@ -226,12 +228,7 @@ class Agent:
     def tensors(self) -> tuple[str, ...]:
         return tuple(self._places)
 
-    def push(
-        self,
-        name: str,
-        gradient: Array | None = None,
-        **hyper: float,
-    ) -> None:
+    def push(self, name: str, gradient: Array | None = None, **hyper: float) -> None:
         """Push this worker's gradient of a tensor for its next iteration. None: it was produced in
         the `gradient_buffer`. `hyper`: learning_rate, momentum, beta1, beta2, epsilon, weight_decay
         or momentum_decay of this push, where it is not the job's; one set a bucket, the last given
@@ -356,6 +353,12 @@ class Agent:
     def parameters(self) -> dict[str, Floats]:
         """All tensors, as `pull` returns them."""
         return {name: self.pull(name) for name in self._places}
+
+    def states(self) -> dict[str, TensorState]:
+        """Copies of the update rule's states after the last push, which was waited for."""
+        self.wait()
+        run = getattr(self._session, "run", None)  # One that trains alone has no thread.
+        return read_states(self._specs, self._buckets, run, self._deadline_s)
 
     def versions(self) -> tuple[int, int]:
         """The oldest and the newest version among the buckets: equal after `wait()`."""

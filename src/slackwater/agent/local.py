@@ -6,11 +6,12 @@ program's own thread folds, when the last tensor of a bucket is pushed.
 
 import logging
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from slackwater.agent.control import Progress
-from slackwater.agent.region_access import Array, InPlace
+from slackwater.agent.initial import Initial
+from slackwater.agent.region_access import InPlace
 from slackwater.agent.worker_bucket import WorkerBucket
 from slackwater.common.base.errors import SlackwaterError
 from slackwater.common.domains.slots.folding import blame, check_hypers, commit, fold
@@ -33,9 +34,7 @@ JOB: Final = "local"
 class Local:
     """Serves an Agent as a Session does, without a thread, a bus or a deadline."""
 
-    def __init__(
-        self, spec: JobSpec, tensors: tuple[TensorSpec, ...], initial: Mapping[str, Array]
-    ) -> None:
+    def __init__(self, spec: JobSpec, tensors: tuple[TensorSpec, ...], initial: Initial) -> None:
         self.plan = JobPlan(
             job=JobId(spec.id),
             workers=1,
@@ -56,14 +55,18 @@ class Local:
             self.buckets.append(bucket)
 
     def _fill(
-        self, bucket: WorkerBucket, tensors: tuple[TensorSpec, ...], initial: Mapping[str, Array]
+        self, bucket: WorkerBucket, tensors: tuple[TensorSpec, ...], initial: Initial
     ) -> None:
         memory = _Memory(SlotRegion.nbytes_of(self.plan, bucket.layout, tensors))
         region = SlotRegion.format(memory.view, self.plan, bucket.layout, tensors, 0)
         values = bucket.newest(initial)
         for (first, last), value in zip(bucket.bounds, values, strict=True):
             copy_into(region.parameters(0)[first:last], value.reshape(-1))
-        region.initialize(0)
+        states, updates = bucket.first_states(initial, 0)
+        for index, parts in enumerate(states[: region.geometry.states]):
+            for (first, last), part in zip(bucket.bounds, parts, strict=True):
+                copy_into(region.state(0, index)[first:last], part.reshape(-1))
+        region.initialize(0, updates)
         self._regions.append(region)
         slots = InPlace(memory, self.plan.job, bucket.index, 0)
         bucket.adopt(slots)

@@ -38,7 +38,7 @@ from slackwater.common.domains.slots.layout import (
     Geometry,
     pages,
 )
-from slackwater.common.domains.slots.region import Hyper, SlotRegion
+from slackwater.common.domains.slots.region import STATE_SINCE, VERSION, Hyper, SlotRegion
 from slackwater.common.domains.slots.rules import Floats
 from slackwater.common.domains.slots.sizes import SIZES_OFFSET, SIZES_WORDS, Size, Sizes
 from slackwater.common.transport.base import Channel, RemoteRegion
@@ -59,6 +59,8 @@ _WORDS: Final = struct.Struct("<3Q")
 
 PIECE_BYTES: Final = limits.CHUNK_BYTES
 """Bytes that are folded at a time."""
+Seeds = Sequence[Sequence[Floats]]
+"""For each of the optimiser's states, the bucket's tensors of it."""
 Tell = Callable[[int], None]
 """Called with the number of the slot's elements that have arrived. Raises Unavailable."""
 
@@ -102,8 +104,8 @@ class Attached(Protocol):
         AccessRefused."""
         ...
 
-    async def seed(self, version: int, tensors: Sequence[Floats]) -> None:
-        """Fill the region's buffer of `version`."""
+    async def seed(self, version: int, tensors: Sequence[Floats], states: Seeds = ()) -> None:
+        """Fill the region's buffers of `version`."""
         ...
 
     def close(self) -> None: ...
@@ -168,9 +170,20 @@ class InPlace:
         block[BYTES_PULLED] += self._parameters[0].nbytes
         block[PUSHED] = iteration
 
-    async def seed(self, version: int, tensors: Sequence[Floats]) -> None:
+    async def seed(self, version: int, tensors: Sequence[Floats], states: Seeds = ()) -> None:
         target = self._parameters[version & 1]
         await asyncio.to_thread(_join, tensors, target)
+        for index, state in enumerate(states[: self._region.geometry.states]):
+            await asyncio.to_thread(_join, state, self._region.state(version, index))
+
+    def states(self, version: int | None) -> tuple[int, list[Floats]] | None:
+        """Return how many updates the optimiser's states have had, and copies of them as of
+        `version` (None: of the newest); None: the region does not hold them, or they changed."""
+        region = self._region
+        newest = region.version
+        copies = [region.state(newest, index).copy() for index in range(region.geometry.states)]
+        still = region.version == newest and version in (None, newest)
+        return (newest - region.state_since, copies) if still else None
 
     def close(self) -> None:
         """The mapping goes when the last view of it does: ours, or one that the program has."""
@@ -342,11 +355,29 @@ class Staged:
         with self.link.pulling(len(parameters)):
             await self.channel.read(self._remote, offset, parameters)
 
-    async def seed(self, version: int, tensors: Sequence[Floats]) -> None:
-        flat = np.empty(self._geometry.elements, np.float32)
+    async def seed(self, version: int, tensors: Sequence[Floats], states: Seeds = ()) -> None:
+        geometry = self._geometry
+        flat = np.empty(geometry.elements, np.float32)
         await asyncio.to_thread(_join, tensors, flat)
-        offset = self._geometry.parameters_offset(version)
-        await self.channel.write(bytes_of(flat), self._remote, offset)
+        await self.channel.write(bytes_of(flat), self._remote, geometry.parameters_offset(version))
+        for index, state in enumerate(states[: geometry.states]):
+            await asyncio.to_thread(_join, state, flat)
+            offset = geometry.state_offset(version, index)
+            await self.channel.write(bytes_of(flat), self._remote, offset)
+
+    async def states(self, version: int | None) -> tuple[int, list[Floats]] | None:
+        """Return what `InPlace.states` does. Raises Unavailable, AccessRefused."""
+        geometry, read = self._geometry, self.channel.read
+        words = np.zeros(3, np.int64)
+        await read(self._remote, VERSION * WORD, bytes_of(words[:1]))
+        await read(self._remote, STATE_SINCE * WORD, bytes_of(words[1:2]))
+        newest, since = int(words[0]), int(words[1])
+        flat = [np.empty(geometry.elements, np.float32) for _ in range(geometry.states)]
+        for index, state in enumerate(flat):
+            await read(self._remote, geometry.state_offset(newest, index), bytes_of(state))
+        await read(self._remote, VERSION * WORD, bytes_of(words[2:]))
+        still = int(words[2]) == newest and version in (None, newest)
+        return (newest - since, flat) if still else None
 
     def close(self) -> None:
         self._remote.close()

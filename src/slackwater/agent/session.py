@@ -34,9 +34,10 @@ from slackwater.agent.effects import (
     WriteSeed,
     WriteSize,
 )
+from slackwater.agent.initial import Initial
 from slackwater.agent.line import connected
 from slackwater.agent.patience import Patience
-from slackwater.agent.region_access import Array, Attached, InPlace
+from slackwater.agent.region_access import Attached, InPlace
 from slackwater.agent.region_choice import attach
 from slackwater.agent.sizing import Sizing, size_at
 from slackwater.agent.transfers import Transfers
@@ -82,7 +83,7 @@ class Session:
         spec: JobSpec,
         rank: int,
         tensors: tuple[TensorSpec, ...],
-        initial: dict[str, Array],
+        initial: Initial,
         way: Access | Ticket,
         *,
         submitted: bool,
@@ -219,7 +220,8 @@ class Session:
             raise
 
     async def _main(self) -> None:
-        self._loop = asyncio.get_running_loop()
+        self._loop = loop = asyncio.get_running_loop()
+        self.run = lambda work: asyncio.run_coroutine_threadsafe(work, loop)
         self._closing = asyncio.Event()
         self._fabrics = agent_fabrics(self._device)
         async with connected(self._way, f"agent-{self.job}-{self.rank}") as line:

@@ -11,7 +11,8 @@ from typing import Final
 
 from slackwater.agent.core import AgentCore
 from slackwater.agent.effects import Ring, WriteSeed, WriteSize
-from slackwater.agent.region_access import Array, Attached, InPlace, Staged
+from slackwater.agent.initial import Initial
+from slackwater.agent.region_access import Attached, InPlace, Staged
 from slackwater.agent.sizing import Sizing
 from slackwater.agent.worker_bucket import WorkerBucket
 from slackwater.common.base.errors import Rejected, Unavailable
@@ -31,7 +32,7 @@ class Transfers:
         self,
         core: AgentCore,
         channels: dict[AggregatorId, Channel],
-        initial: dict[str, Array],
+        initial: Initial,
         have: Have,
         drop: Drop,
     ) -> None:
@@ -80,9 +81,11 @@ class Transfers:
             return
         try:
             version = bucket.updates(seed.version)
+            states, updates = bucket.first_states(self._initial, version)
             async with self._free:
-                await slots.seed(version, bucket.newest(self._initial))
-            channel.send(encode_control(Seed(handle=seed.handle, version=version)))
+                await slots.seed(version, bucket.newest(self._initial), states)
+            said = Seed(handle=seed.handle, version=version, updates=updates)
+            channel.send(encode_control(said))
         except (Unavailable, Rejected) as error:
             await self._drop(seed.aggregator, channel, error)
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from slackwater.agent.initial import Initial
 from slackwater.agent.region_access import ELEMENT, Array, Attached, Staging
 from slackwater.agent.snapshot import Snapshots
 from slackwater.common.base.errors import GradientRefused, Rejected
@@ -141,10 +142,26 @@ class WorkerBucket:
         """The newest parameters that this worker has: what it can seed a bare region with."""
         if self.source is not None:
             return [self.parameters(position) for position in range(len(self.tensors))]
-        return [self._initial(spec, initial) for spec in self.tensors]
+        return [self._part(spec, initial.get(spec.name)) for spec in self.tensors]
 
-    def _initial(self, spec: TensorSpec, initial: Mapping[str, Array]) -> Floats:
-        given = initial.get(spec.name)
+    def first_states(self, initial: Initial, version: int) -> tuple[list[list[Floats]], int]:
+        """Return what a region at `version` is seeded with beside `newest`: for each of the
+        optimiser's states the tensors' parts of it, and how many updates they have had. Only at
+        version 0 the program has any."""
+        if version or not initial.states:
+            return [], 0
+        own = [initial.states.get(spec.name, ()) for spec in self.tensors]
+        states = [
+            [
+                self._part(spec, mine[index] if index < len(mine) else None)
+                for spec, mine in zip(self.tensors, own, strict=True)
+            ]
+            for index in range(max(map(len, own)))
+        ]
+        return states, initial.updates
+
+    def _part(self, spec: TensorSpec, given: Array | None) -> Floats:
+        """Return this bucket's part of a tensor's values; zeros where there are none."""
         if given is None:
             return np.broadcast_to(np.float32(0.0), spec.shape)
         if given.shape == spec.shape:
@@ -230,8 +247,9 @@ def read_tensors(
     tensors: Mapping[str, Any],
     groups: Mapping[str, int] = MappingProxyType({}),
     device: Device | None = None,
-) -> tuple[tuple[TensorSpec, ...], dict[str, Array]]:
+) -> tuple[tuple[TensorSpec, ...], Initial]:
     """The job's list and the initial values: of each tensor an array, or a shape (zeros)."""
+    brought = tensors if isinstance(tensors, Initial) else Initial(tensors)
     specs: list[TensorSpec] = []
     values: dict[str, Array] = {}
     if not tensors:
@@ -248,8 +266,9 @@ def read_tensors(
             if not np.isfinite(given).all():
                 raise Rejected(f"tensor {name}: its initial values are not all finite")
             values[name] = given
+        brought.check_states(name, shape)
         specs.append(TensorSpec(name=name, shape=shape, group=groups.get(name, 0)))
-    return tuple(specs), values
+    return tuple(specs), brought.with_values(values)
 
 
 def worker_buckets(

@@ -21,11 +21,12 @@ from typing import Any, Final, Literal
 import numpy as np
 import torch
 
+from slackwater.agent.initial import Initial
 from slackwater.agent.region_access import Array
 from slackwater.common.base.errors import Rejected
 from slackwater.schemas.jobs import DType
 from slackwater.torch.optimizer import Optimizer
-from slackwater.torch.tensors import fit_parameter, tensor_of
+from slackwater.torch.tensors import fit_parameter, initial_values, tensor_of
 
 _RULE: Final = "sum"
 
@@ -112,7 +113,8 @@ class GradientOptimizer(Optimizer):
                 'leave it out, or let aggregators step (aggregate="updates")'
             )
         own = {name: agent[name] for name in agent if name not in ("wait", "in_place")}
-        self._agent = self._start(_RULE, gradient_dtype, own)
+        values = Initial(initial_values(self._all))
+        self._agent = self._start(_RULE, gradient_dtype, values, own)
         self._check_job(optimizer)
         self._share = 1.0 / self._agent.workers
         with torch.no_grad():

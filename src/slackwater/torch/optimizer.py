@@ -21,9 +21,11 @@ import torch
 
 from slackwater.agent import Agent
 from slackwater.agent.exit_hook import at_exit
+from slackwater.agent.initial import Initial
 from slackwater.common.base.errors import Rejected
 from slackwater.schemas.jobs import DType, UpdateRule
 from slackwater.torch.rules import check_constant, hyper_of, rule_of
+from slackwater.torch.states import initial_of, states_by_index
 from slackwater.torch.tensors import Trained, dtype_of_gradients, initial_values, needed, trained
 
 
@@ -80,7 +82,9 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]  # mypy does not r
         self._frozen = [
             p for group in self.param_groups for p in group["params"] if p not in self._tensors
         ]
-        self._agent = self._start(rule, gradient_dtype, agent)
+        brought = initial_of(rule, optimizer, self._all, initial_values(self._all))
+        self._brought, self._before = brought, brought.updates
+        self._agent = self._start(rule, gradient_dtype, brought, agent)
         self._iteration = self._agent.iteration
         self._hypers: dict[int, dict[str, float]] = {}
         self._firsts: dict[int, dict[str, float]] = {}
@@ -92,9 +96,11 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]  # mypy does not r
         self._handles = self._hooks_of_parameters() + self._hooks_of_model(model)
         self._leave = at_exit(self.close, self._give_up)
 
-    def _start(self, rule: str, dtype: DType | None, options: dict[str, Any]) -> Agent:
+    def _start(
+        self, rule: str, dtype: DType | None, tensors: Initial, options: dict[str, Any]
+    ) -> Agent:
         agent = Agent(
-            tensors=initial_values(self._all),
+            tensors=tensors,
             groups={t.name: t.group for t in self._all},
             gradient_dtype=dtype_of_gradients(dtype, self._tensors),
             update=msgspec.convert({"name": rule, **self._first_hyper(rule)}, UpdateRule),
@@ -111,7 +117,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]  # mypy does not r
 
     def _first_hyper(self, rule: str) -> dict[str, float]:
         """Return the first group's values, for the job's record; each push carries its own."""
-        return hyper_of(rule, self.param_groups[0], 1)
+        return hyper_of(rule, self.param_groups[0], self._before + 1)
 
     def _hooks_of_parameters(self) -> list[Any]:
         """Closures over a weak reference: a copied model (EMA) must not copy this object."""
@@ -227,7 +233,8 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]  # mypy does not r
 
     def _hyper(self, group: int) -> dict[str, float]:
         rule = self._agent.rule
-        hyper = hyper_of(rule, self.param_groups[group], self._iteration + 1)
+        step = self._before + self._iteration + 1
+        hyper = hyper_of(rule, self.param_groups[group], step)
         check_constant(rule, hyper, self._firsts.setdefault(group, hyper))
         return hyper
 
@@ -244,6 +251,8 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]  # mypy does not r
                 loss = closure()
         self._check()
         self.synchronize()  # Includes parameters that neither pass came by.
+        if self._iteration:
+            self._brought.states.clear()  # No region begins with them any more.
         for tensor in self._all:
             if not tensor.pushed:
                 self._push(tensor)
@@ -326,16 +335,26 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]  # mypy does not r
         super().add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
-        """The hyper-parameters. Momenta live with the aggregators and are not part of it."""
-        state: dict[str, Any] = super().state_dict()
-        return state
+        """Return what the wrapped optimiser's would be after the steps taken so far: plain
+        PyTorch's loads it. Each worker reads the states from the aggregators."""
+        if not self._joined or any(tensor.pushed for tensor in self._all):
+            raise Rejected(
+                "state_dict() between backward() and step(), or after close(): the aggregators "
+                "hold another step's state, or none; call it after step(), before close()"
+            )
+        self.synchronize()
+        found: dict[str, Any] = super().state_dict()
+        states, rule = self._agent.states(), self._agent.rule
+        found["state"] = states_by_index(rule, self.param_groups, self._tensors, states)
+        return found
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Hyper-parameters of a checkpoint. Raises Rejected where it has momenta."""
+        """Hyper-parameters of a checkpoint. Raises Rejected where it has an optimiser's state."""
         if state_dict["state"]:
             raise Rejected(
-                "the checkpoint holds an optimiser's state; the aggregators hold this job's and "
-                'it starts at zero: load the model alone, or {**checkpoint, "state": {}}'
+                "the checkpoint holds an optimiser's state, and the aggregators have begun with "
+                "this job's: load it into the optimiser before that is wrapped, or give "
+                '{**checkpoint, "state": {}} for the hyper-parameters alone'
             )
         super().load_state_dict(state_dict)
 

@@ -27,7 +27,6 @@ _MUST_BE: Final[dict[str, tuple[object, ...]]] = {
     "differentiable": (False,),
     "amsgrad": (False,),
     "dampening": (0,),
-    "initial_accumulator_value": (0,),
 }
 """Options that are mapped only where they have this value."""
 CONSTANT: Final[dict[str, tuple[str, ...]]] = {"nadam": ("beta1", "momentum_decay")}
@@ -42,11 +41,6 @@ def rule_of(optimizer: torch.optim.Optimizer) -> str:
             f"optimiser {kind.__name__} has no update rule of the aggregators; give "
             f'aggregate="gradients", which takes any, or use one of '
             f"{', '.join(known.__name__ for known in _KNOWN)}"
-        )
-    if any(float(state.get("step", 1)) != 0 for state in optimizer.state.values()):
-        raise Rejected(
-            f"this {kind.__name__} has stepped or loaded a state before it was wrapped; its state "
-            "lives with the aggregators and starts at zero: wrap a fresh one"
         )
     groups: Sequence[Group] = optimizer.param_groups
     for group in groups:

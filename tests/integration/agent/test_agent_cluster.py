@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from slackwater.agent import Agent
+from slackwater.agent.initial import Initial
 from slackwater.common.base.errors import GradientRefused
 from slackwater.common.domains.slots.folding import replay
 from slackwater.common.embedded import ClusterOptions, EmbeddedCluster
@@ -90,6 +91,46 @@ async def test_a_job_started_by_hand_trains_as_one_process_would(
         "0": {"rank": 0},
         "1": {"rank": 1},
     }
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+async def test_a_job_goes_on_with_the_states_of_another(cluster_url: str, transport: str) -> None:
+    """Eight iterations of Adam in one job, eight more in a second that begins with the parameters
+    and states that a rank of the first read: the bits of sixteen, and the same states on both."""
+    shapes = {"large": (SIZE,), "small": (10,)}
+
+    def half(job: str, rank: int, first: int, tensors: Any) -> tuple[Any, Any]:
+        with Agent(
+            url=cluster_url, job=job, rank=rank, workers=2, servers=2, update=ADAM,
+            tensors=tensors, transport=transport,
+        ) as agent:  # fmt: skip
+            for t in range(first, first + 8):
+                agent.step({n: gradient(rank, t, shape[0]) for n, shape in shapes.items()})
+            return {n: agent.pull(n).copy() for n in shapes}, agent.states()
+
+    async def both(job: str, first: int, tensors: Any) -> tuple[Any, Any]:
+        loop = asyncio.get_running_loop()
+        with ThreadPoolExecutor(2) as pool:
+            ranks = [
+                loop.run_in_executor(pool, half, job, rank, first, tensors(rank))
+                for rank in range(2)
+            ]
+            (values, states), (_, others) = await asyncio.gather(*ranks)
+        for name in shapes:
+            for one, other in zip(states[name].states, others[name].states, strict=True):
+                np.testing.assert_array_equal(one, other)
+        return values, states
+
+    values, states = await both("first", 1, lambda rank: shapes)
+    assert {each.updates for each in states.values()} == {8}
+    begun = {name: each.states for name, each in states.items()}
+    brought = Initial(values, begun, updates=8)
+    values, states = await both("second", 9, lambda rank: shapes if rank else brought)
+    assert {each.updates for each in states.values()} == {16}
+    for name, (size,) in shapes.items():
+        pushed = [[gradient(rank, t, size) for rank in range(2)] for t in range(1, 17)]
+        expected = replay(ADAM, "float32", np.zeros(size, np.float32), pushed)
+        np.testing.assert_array_equal(values[name], expected)
 
 
 async def test_an_emulated_job_that_was_submitted_is_right_to_the_last_bit(

@@ -354,11 +354,12 @@ def test_checkpoints_have_the_last_step(local: Any) -> None:
     with pytest.raises(Rejected, match="before the optimiser is wrapped"):
         ours.load_state_dict(saved)
     groups = optimizer.state_dict()
-    assert groups["state"] == {}
+    assert set(groups["state"][0]) == {"momentum_buffer"}
+    groups["state"] = {}
     groups["param_groups"][0]["lr"] = 0.5
     optimizer.load_state_dict(groups)
     assert optimizer.param_groups[0]["lr"] == 0.5
-    with pytest.raises(Rejected, match="optimiser's state"):
+    with pytest.raises(Rejected, match="before that is wrapped"):
         optimizer.load_state_dict({"state": {0: {}}, "param_groups": []})
 
 
