@@ -213,6 +213,9 @@ class Staged:
 
     in_pieces = True
     """Parts of a version that are there can be folded before the rest."""
+    rings_early = False
+    """The doorbell follows the pushed word without waiting for its answer, which others' gradients
+    may hold up. It may overtake the word and say nothing; so it is rung again after the answer."""
 
     def __init__(
         self,
@@ -294,10 +297,19 @@ class Staged:
     def keeps(self, old: Attached, iteration: int) -> bool:
         return isinstance(old, Staged) and old.staging is self.staging
 
-    async def push(self, iteration: int, hyper: Hyper, handle: int, *, again: bool) -> None:
+    async def push(
+        self,
+        iteration: int,
+        hyper: Hyper,
+        handle: int,
+        *,
+        again: bool,
+        early: Callable[[], None] = lambda: None,
+    ) -> None:
         """Write hyper-parameters and slot, then the word; nothing if the word says so already,
         unless what it vouches for was refused (`again`). A large slot goes in pieces, of which the
-        aggregator is told as they are there. Raises Unavailable, AccessRefused."""
+        aggregator is told as they are there. `early` is called once the word is on its way. Raises
+        Unavailable, AccessRefused."""
         if self._pushed == iteration and not again:
             return
         write, geometry, rank = self.channel.write, self._geometry, self._rank
@@ -313,7 +325,14 @@ class Staged:
         self._bytes_pushed += gradient.nbytes
         self._bytes_pulled += parameters.nbytes
         words = _WORDS.pack(iteration, self._bytes_pushed, self._bytes_pulled)
-        await write(memoryview(words), self._remote, geometry.pushed_offset(rank))
+        marked = asyncio.ensure_future(
+            write(memoryview(words), self._remote, geometry.pushed_offset(rank))
+        )
+        try:
+            await asyncio.sleep(0)  # It is on its way: a doorbell now follows it.
+            early()
+        finally:
+            await marked
         self._pushed = iteration
 
     async def _write_gradient(self, tell: Tell | None) -> None:

@@ -108,6 +108,7 @@ class StagedSnapshot(Staged):
     """The region is read from afar."""
 
     in_pieces = False  # A push is a version by itself: it is whole at once.
+    rings_early = True
     _found = 0
     """The newest push that was there when this process came: nothing is left for it, or to be
     trusted."""

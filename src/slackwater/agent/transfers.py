@@ -49,14 +49,18 @@ class Transfers:
         channel = self._channels.get(ring.aggregator)
         if channel is None or not isinstance(slots, Staged):
             return
+        rung = encode_rings([(ring.handle, ring.iteration)])
         try:
             async with self._free:
                 again = bucket.was_refused
                 if sizing is not None:
                     await slots.write_size(sizing.at(ring.iteration))
-                await slots.push(ring.iteration, bucket.hyper, ring.handle, again=again)
+                await slots.push(
+                    ring.iteration, bucket.hyper, ring.handle, again=again,
+                    early=lambda: channel.send(rung) if slots.rings_early else None,
+                )  # fmt: skip
             bucket.was_refused = False
-            channel.send(encode_rings([(ring.handle, ring.iteration)]))
+            channel.send(rung)
         except (Unavailable, Rejected) as error:
             await self._drop(ring.aggregator, channel, error)
 
