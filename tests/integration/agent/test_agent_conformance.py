@@ -412,6 +412,31 @@ def test_an_asynchronous_push_waits_for_nobody(whole: Cluster) -> None:
     run(whole, program, workers=2, consistency="asynchronous")
 
 
+@pytest.mark.parametrize(("total", "moves"), [(True, 1 + 1.4 + 1.56), (False, 1 + 1.9 + 2.71)])
+def test_a_total_momentum_is_shared_with_asynchrony(
+    whole: Cluster, total: bool, moves: float
+) -> None:
+    """Two workers have .5 without being asked, which leaves .4 of .9."""
+
+    def program(agent: Agent) -> None:
+        if agent.rank == 0:
+            for _ in range(3):
+                push(agent)
+                agent.wait()
+            assert value(agent, "w") == pytest.approx(8.0 - moves * RATE, abs=1e-5)
+            assert agent.updates == 3
+
+    update = UpdateRule(name="momentum", learning_rate=RATE, momentum=0.9)
+    run(
+        whole,
+        program,
+        workers=2,
+        consistency="asynchronous",
+        update=update,
+        total_momentum=total,
+    )
+
+
 def test_a_worker_is_ahead_by_at_most_the_staleness(whole: Cluster) -> None:
     ahead, followed = threading.Barrier(2), threading.Barrier(2)
 

@@ -52,6 +52,30 @@ def test_a_push_is_applied_without_the_others() -> None:
     assert it.fold_begun([3, 4, 4]) == 2
 
 
+def test_a_rank_that_joins_begins_with_the_newest_parameters_and_its_own_iteration() -> None:
+    """Until rank 0 lets it count, its pushes are unfounded; others go on meanwhile."""
+    it = bucket(version=9, applied=[5, 4, 0], initialized=True)
+    it.active = 2
+    for rank in range(WORKERS):
+        it.attach(rank, rank + 10)
+    assert it.on_doorbell(2, 1, [5, 4, 1]) is Verdict.UNFOUNDED
+    assert it.resized(3) == (2,), "it hears which version is there"
+    assert it.answered(2) == 0
+    assert it.on_doorbell(2, 1, [5, 4, 1]) is Verdict.FOLD
+    assert it.fold_begun([5, 4, 1]) == 2
+    assert it.fold_ended(10, [5, 4, 1]) == (2,)
+
+
+def test_what_a_rank_pushed_before_it_left_is_applied_once() -> None:
+    it = ready([5, 4, 3])
+    it.resized(2)
+    assert it.complete([5, 4, 4])
+    assert it.fold_begun([5, 4, 4]) == 2
+    it.fold_ended(13, [5, 4, 4])
+    assert not it.complete([5, 4, 4])
+    assert it.on_doorbell(0, 6, [6, 4, 4]) is Verdict.FOLD, "nobody waits for it"
+
+
 def test_who_is_too_far_ahead_is_answered_when_the_slowest_has_pushed() -> None:
     it = ready([5, 4, 4], staleness=1)
     assert it.on_doorbell(0, 6, [6, 4, 4]) is Verdict.FOLD
