@@ -412,6 +412,34 @@ def test_an_asynchronous_push_waits_for_nobody(whole: Cluster) -> None:
     run(whole, program, workers=2, consistency="asynchronous")
 
 
+@pytest.mark.parametrize("workers", [2, 4, 6])
+def test_parameters_are_read_once_an_iteration_whoever_else_pushes(
+    whole: Cluster, workers: int
+) -> None:
+    """Over tcp, where a read lasts for others' updates: at most 1.05 reads an iteration."""
+    sizes, iterations = {"large": (300_000,)}, 10
+    gradient = np.ones(300_000, np.float32)
+
+    def program(agent: Agent) -> tuple[int, int]:
+        before = agent.reads
+        for _ in range(iterations):
+            agent.step({"large": gradient})
+            assert np.ptp(agent.pull("large")) == 0.0, "one whole version"
+        reads, torn = (now - then for now, then in zip(agent.reads, before, strict=True))
+        return reads, torn
+
+    made = run(
+        whole,
+        program,
+        workers=workers,
+        consistency="asynchronous",
+        tensors=sizes,
+        transport="tcp",
+    )
+    assert sum(reads for reads, _ in made) <= 1.05 * workers * iterations
+    assert sum(torn for _, torn in made) == 0
+
+
 @pytest.mark.parametrize(("total", "moves"), [(True, 1 + 1.4 + 1.56), (False, 1 + 1.9 + 2.71)])
 def test_a_total_momentum_is_shared_with_asynchrony(
     whole: Cluster, total: bool, moves: float

@@ -21,6 +21,7 @@ from slackwater.console.tables import Row, natural
 from slackwater.schemas.job_requests import JobInfo
 from slackwater.schemas.jobs import JobRecord, JobSpec
 from slackwater.schemas.progress import RankProgress
+from slackwater.schemas.steps import StepProfile
 from slackwater.schemas.tenants import TenantInfo
 
 
@@ -252,3 +253,16 @@ def test_a_master_that_does_not_answer_is_named_above_the_last_figures() -> None
     text = screen(Seen(listed(made.running("k")), (), "nobody answers"), 80, 24)
     assert "no answer: nobody answers" in text
     assert any(line.startswith("k ") for line in text)
+
+
+def test_an_asynchronous_job_is_described_with_the_times_of_its_iterations() -> None:
+    times = {"worker_s": 0.305, "uplink_s": 0.165, "server_s": 0.0046, "downlink_s": 0.166}
+    spec = JobSpec(id="a", consistency="asynchronous", program=("x",))
+    for workers, more in ((1, ""), (3, "; 3 trained, their waiting left out")):
+        steps = StepProfile(turns=1041, workers=workers, **times)
+        record = JobRecord(spec=spec, state="running", submitted_s=NOW_S, steps=steps)
+        said = (
+            "Times:        0.305 s computing, 0.165 s up, 0.0046 s at the server, 0.166 s down "
+            f"(1,041 iterations{more})"
+        )
+        assert said in described(JobInfo(job=record), NOW_S)
