@@ -125,6 +125,7 @@ class AdaptiveBatch:
         self.agent = PolluxAgent(limits, lr_rule=lr_rule, warmup_epochs=warmup_epochs)
         self.nodes, self.gpus, self.limits = nodes, gpus, limits
         self._times = IterationTimes()
+        self._theta: ThroughputParams | None = None
         self._seen = 0
         self._split = self.agent.batch_split(nodes, gpus)
         self._fit_s, self._next_fit_s, self._wait_s = fit_s, 0.0, fit_s * FIRST_FIT
@@ -162,10 +163,11 @@ class AdaptiveBatch:
             return None
         self._wait_s = min(2 * self._wait_s, self._fit_s)
         self._next_fit_s, self._unfitted = now_s + self._wait_s, False
-        return Wanted(observations, self.agent.learned().theta)
+        return Wanted(observations, self._theta)
 
     def fitted(self, theta: ThroughputParams) -> None:
         """Take a fit of what `due_fit` returned, and re-tune (m, s)."""
+        self._theta = theta
         self.agent.adopt(theta, self.gpus)
         if self.noise_scale is None or self.limits.fixed is not None:
             return
@@ -218,9 +220,9 @@ class AdaptiveBatch:
         self.agent.recall(before.learned)
         self._times.recall(before.times)
         self._seen, self._unfitted = before.seen, bool(before.times)
-        theta = before.learned.theta
-        if theta is not None:
-            self.agent.adopt(theta, before.learned.gpus_seen)
+        self._theta = before.learned.theta
+        if self._theta is not None:
+            self.agent.adopt(self._theta, before.learned.gpus_seen)
         if before.gpus == self.gpus:
             self._split = BatchSplit(*before.split)
         elif self.noise_scale is not None:
@@ -232,6 +234,8 @@ class IterationTimes:
 
     def __init__(self) -> None:
         self._times: OrderedDict[Configuration, deque[float]] = OrderedDict()
+        self._medians: dict[Configuration, float] = {}
+        """Those that are still true: a fit must not hold training up."""
 
     def add(self, configuration: Configuration, iteration_s: float) -> None:
         """Raises Rejected for a time that cannot be."""
@@ -241,24 +245,26 @@ class IterationTimes:
             )
         if configuration not in self._times:
             if len(self._times) == CONFIGURATIONS_MAX:
-                self._times.popitem(last=False)
+                gone, _ = self._times.popitem(last=False)
+                self._medians.pop(gone, None)
             self._times[configuration] = deque(maxlen=TIMES_MAX)
         self._times.move_to_end(configuration)
         self._times[configuration].append(iteration_s)
+        self._medians.pop(configuration, None)
 
     def observations(self) -> tuple[Observation, ...]:
         """Return one median per configuration that was seen often enough."""
-        return tuple(
-            Observation(*configuration, median(times))
-            for configuration, times in self._times.items()
-            if len(times) >= TIMES_MIN
-        )
+        for configuration, times in self._times.items():
+            if configuration not in self._medians and len(times) >= TIMES_MIN:
+                self._medians[configuration] = median(times)
+        return tuple(Observation(*each, value) for each, value in self._medians.items())
 
     def kept(self) -> tuple[tuple[Configuration, tuple[float, ...]], ...]:
         return tuple((configuration, tuple(times)) for configuration, times in self._times.items())
 
     def recall(self, kept: tuple[tuple[Configuration, tuple[float, ...]], ...]) -> None:
         """Replace everything. A checkpoint has no more than CONFIGURATIONS_MAX."""
+        self._medians.clear()
         self._times = OrderedDict(
             (configuration, deque(times, TIMES_MAX))
             for configuration, times in kept[-CONFIGURATIONS_MAX:]

@@ -1,9 +1,9 @@
 """FitProcess: fits theta_sys in a process of its own, so that training never waits for a fit.
 
-A fit takes 10 to 40 ms of CPU, and scipy .9 s to import (Qiao, thesis, section 3.4.1: every 30 s).
-A thread would hold the interpreter's lock for much of it. Here the training thread writes one line
-of JSON to a pipe that never blocks, and looks into another one for the answer. The child runs at a
-lower priority once it is loaded, and ends with its parent: its input ends then.
+A fit takes some milliseconds of CPU, and scipy .9 s to import (Qiao, thesis, section 3.4.1: every
+30 s). A thread would hold the interpreter's lock for much of it. Here the training thread writes one
+line of JSON to a pipe that never blocks, and looks into another one for the answer. The child runs
+at a lower priority once it is loaded, and ends with its parent: its input ends then.
 
     python -m slackwater.agent.fit_process     # the child: a line in, a line out
 """
@@ -19,6 +19,7 @@ import msgspec
 from slackwater.common.base.errors import Rejected
 from slackwater.common.domains.models.adaptive_batch import Wanted
 from slackwater.common.domains.models.throughput import ThroughputParams
+from slackwater.common.native import blas_threads
 
 _log = logging.getLogger("slackwater.agent")
 _READ_BYTES: Final = 1 << 16
@@ -46,7 +47,7 @@ class FitProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+            env={**os.environ, **dict.fromkeys(blas_threads.VARIABLES, "1")},
         )
         for pipe in (self._child.stdin, self._child.stdout):
             assert pipe is not None

@@ -29,6 +29,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, IterableDataset
 
+from slackwater.agent.adaptive_record import AdaptiveRecord
 from slackwater.agent.fit_process import FitProcess
 from slackwater.agent.goodput_report import REPORT_S, ReportThread, check_period, reports_to
 from slackwater.common.base.clock import LiveClock
@@ -42,7 +43,6 @@ from slackwater.common.domains.models.adaptive_batch import (
 from slackwater.common.domains.models.example_order import ExampleOrder
 from slackwater.common.domains.models.goodput import BatchLimits
 from slackwater.schemas.telemetry import GoodputReport
-from slackwater.torch.adaptive_record import AdaptiveRecord
 from slackwater.torch.gradient_noise import Halves, Lengths, ReplicaGradients, can_hook
 from slackwater.torch.optimizer import Optimizer
 from slackwater.torch.replicas import Replicas
@@ -107,6 +107,8 @@ class Adaptive:
         self._lengths = Lengths(optimizer)
         self._halves = Halves(self._lengths)
         self._hooked = self._hook()
+        self._folded = False
+        """Aggregators tell of the workers' gradients (`Agent(noise=True)`), in place of halves."""
         self._order = ExampleOrder(len(dataset), seed)
         self.iteration = 0
         """Iterations that are done."""
@@ -222,7 +224,7 @@ class Adaptive:
         measured = number < MEASURED_FIRST or number % EXCHANGE_EVERY == 0
         passes = decision.accumulation + 1
         each = decision.per_gpu
-        if measured and self._hooked is None:
+        if measured and self._hooked is None and not self._folded:
             own = passes * each
             measured = own > 1
             if measured:  # Two halves of equal numbers of passes.
@@ -262,9 +264,10 @@ class Adaptive:
             self._aside_s += time.perf_counter() - begun_s
 
     def _measure(self, passes: int) -> None:
-        if self._hooked is None and self._pass + 1 == passes // 2:
+        halved = self._hooked is None and passes % 2 == 0 and not self._folded
+        if halved and self._pass + 1 == passes // 2:
             self._halves.half()
-        if not self.last_pass:
+        if not self.last_pass or not (halved or self._hooked):
             return
         own = sum(self._plan.passes)
         if self._hooked is not None:
@@ -296,8 +299,19 @@ class Adaptive:
             for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
                 group["lr"] = rate
         self._optimizer.zero_grad()
+        if self._plan.measured and isinstance(self._optimizer, Optimizer):
+            self._ask_aggregators(self._optimizer)
         self._done()
         return True
+
+    def _ask_aggregators(self, optimizer: Optimizer) -> None:
+        """Take the workers' gradients of the step just made, if the job's regions keep them."""
+        optimizer.synchronize()
+        found = optimizer.agent.gradient_squares(optimizer.iteration)
+        if found is not None:
+            own = sum(self._plan.passes)
+            self._core.saw_squares(found.each_sq, found.mean_sq, own, own * found.workers)
+            self._folded = True
 
     def _done(self) -> None:
         plan, number = self._plan, self._replicas.number

@@ -2,8 +2,9 @@
 
 python adaptive_program.py WAY RESULT    WAY: alone, ddp, wrapper; torchrun's variables say the rest
 
-It trains until its batch has grown, and two statistical epochs more. Each rank leaves a JSON file
-with its decisions by iteration, and digests of its weights and examples.
+It trains until its batch has grown and it has GPUS_WANTED ranks, and two statistical epochs more.
+Each rank leaves a JSON file with its decisions by iteration, and digests of its weights and
+examples.
 """
 
 import hashlib
@@ -27,13 +28,13 @@ torch.manual_seed(1)
 inner = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.Tanh(), torch.nn.Linear(64, 1))
 model: torch.nn.Module = inner
 optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.01)
-if way != "alone":
+if int(os.environ.get("WORLD_SIZE", "1")) > 1:
     dist.init_process_group("gloo")
-if way == "ddp":
+if way == "ddp" and dist.is_initialized():
     model = DistributedDataParallel(model)
 if way == "wrapper":
-    optimizer = slackwater.torch.Optimizer(optimizer, model)
-rank = dist.get_rank() if dist.is_initialized() else 0
+    optimizer = slackwater.torch.Optimizer(optimizer, model, noise=True)
+rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 generator = torch.Generator().manual_seed(2)
 inputs = torch.randn(2048, 32, generator=generator)
 targets = inputs[:, :1] + torch.randn(2048, 1, generator=generator)
@@ -56,11 +57,9 @@ for epoch in adaptive.epochs(1_000_000):
         if adaptive.step() and kept is not None:
             kept.step()
         decisions[adaptive.iteration] = [adaptive.batch, adaptive.decision.rate]
-    if last is None and (adaptive.batch > 16 or time.monotonic() > until_s):
+    enough = adaptive.batch > 16 and ranks >= int(os.environ.get("GPUS_WANTED", "1"))
+    if last is None and (enough or time.monotonic() > until_s):
         last = epoch + 2
-    if "PACE" in os.environ:
-        sys.stdout.write(f"epoch {epoch} iteration {adaptive.iteration} of {adaptive.batch}\n")
-        sys.stdout.flush()
     agreed = torch.tensor(last or 0)
     if dist.is_initialized():
         dist.broadcast(agreed, 0)
@@ -76,7 +75,7 @@ Path(f"{result}.{rank}").write_text(
     json.dumps(
         {
             "began": began, "decisions": decisions, "weights": weights.hexdigest(),
-            "examples": seen.hexdigest(), "noise": adaptive.noise_scale,
+            "examples": seen.hexdigest(), "noise": adaptive.noise_scale, "folded": adaptive._folded,
             "rate": optimizer.param_groups[0]["lr"],
         }
     )

@@ -11,10 +11,10 @@ import torch
 from torch.utils.data import IterableDataset, TensorDataset
 
 import slackwater.torch
+from slackwater.agent.adaptive_record import read
 from slackwater.common.base.errors import ConfigRejected, Rejected
 from slackwater.common.domains.models.example_order import ExampleOrder
 from slackwater.torch.adaptive import Adaptive
-from slackwater.torch.adaptive_record import read
 
 torch.set_num_threads(1)
 DATA = TensorDataset(

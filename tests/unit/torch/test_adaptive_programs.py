@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("torch", reason="needs the extra `torch`: make setup-torch")
 
-from slackwater.torch.adaptive_record import read
+from slackwater.agent.adaptive_record import read
 
 PROGRAM = Path(__file__).with_name("adaptive_program.py")
 WAIT_S = 170.0
