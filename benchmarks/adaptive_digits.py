@@ -118,7 +118,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=30)
-    parser.add_argument("--fit-s", type=float, default=30.0, help="As users have it.")
+    parser.add_argument("--fit-s", type=float, default=30.0, help="Seconds between fits.")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)

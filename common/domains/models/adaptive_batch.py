@@ -235,7 +235,7 @@ class IterationTimes:
     def __init__(self) -> None:
         self._times: OrderedDict[Configuration, deque[float]] = OrderedDict()
         self._medians: dict[Configuration, float] = {}
-        """Those that are still true: a fit must not hold training up."""
+        """Kept until another time is added: a fit must not hold training up."""
 
     def add(self, configuration: Configuration, iteration_s: float) -> None:
         """Raises Rejected for a time that cannot be."""

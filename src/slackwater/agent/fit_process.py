@@ -1,7 +1,7 @@
 """FitProcess: fits theta_sys in a process of its own, so that training never waits for a fit.
 
 A fit takes some milliseconds of CPU, and scipy .9 s to import (Qiao, thesis, section 3.4.1: every
-30 s). A thread would hold the interpreter's lock for much of it. Here the training thread writes one
+30 s). A thread would hold the interpreter's lock for much of it. Here the training thread writes a
 line of JSON to a pipe that never blocks, and looks into another one for the answer. The child runs
 at a lower priority once it is loaded, and ends with its parent: its input ends then.
 

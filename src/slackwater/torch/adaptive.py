@@ -117,11 +117,8 @@ class Adaptive:
         self._examples = 0
         self._decision = self._core.decision()
         self._source: Iterator[Any] | None = None
-        self._begin()
-        self._rates: list[Any] = []
         self._begun_s: float | None = None
-        self._aside_s = 0.0
-        """Seconds of this iteration in which noise was measured."""
+        self._begin()
         self._cuda = any(p.device.type == "cuda" for p in model.parameters())
         self._fits = FitProcess()
         self._record: AdaptiveRecord | None = None
@@ -206,6 +203,9 @@ class Adaptive:
         self._ahead, self._planned = self._examples, self.iteration
         self._plan, self._pass, self._went_back = self._next_plan(), 0, False
         self._settled = 0
+        self._rates: list[Any] = []
+        self._begun_s, self._aside_s = None, 0.0
+        """Seconds of this iteration in which noise was measured."""
 
     def _draw(self) -> Iterator[list[int]]:
         """Yield the examples of each backward pass for ever; loaders may draw ahead."""
@@ -305,7 +305,10 @@ class Adaptive:
         return True
 
     def _ask_aggregators(self, optimizer: Optimizer) -> None:
-        """Take the workers' gradients of the step just made, if the job's regions keep them."""
+        """Take the workers' gradients of the step just made, if the job's regions keep them: known
+        from Adam's second step on, or never."""
+        if not self._folded and self.iteration >= MEASURED_FIRST:
+            return
         optimizer.synchronize()
         found = optimizer.agent.gradient_squares(optimizer.iteration)
         if found is not None:

@@ -9,8 +9,9 @@ communication hook over flat buckets; `Halves` accumulates one replica's gradien
 which stays sound where consecutive gradients point against each other (large learning rates).
 
 With Adam and its like a gradient counts as pre-conditioned: each square is weighted by
-1 / (v + floor), v from before this update. The floor, (.1 rms(sqrt v))^2, is ours: without it
-parameters that hardly ever get a gradient would be the whole sum.
+mean(v) / (v + floor), v from before this update. The floor, (.1 rms(sqrt v))^2, is ours: without it
+parameters that hardly ever get a gradient would be the whole sum. So is the factor mean(v), which
+phi does not depend on: v grows from 0, and the first iterations would outweigh all others.
 """
 
 from collections.abc import Callable, Iterable
@@ -53,8 +54,8 @@ class Lengths:
         moving = {p: s["exp_avg_sq"] for p, s in state.items() if "exp_avg_sq" in s}
         if moving:
             number = sum(v.numel() for v in moving.values())
-            floor = FLOOR * torch.stack([v.sum() for v in moving.values()]).sum() / number
-            self._weights = {p: 1.0 / (v + floor) for p, v in moving.items()}
+            mean = torch.stack([v.sum() for v in moving.values()]).sum() / number
+            self._weights = {p: mean / (v + FLOOR * mean) for p, v in moving.items()}
 
     def product(
         self, pairs: Iterable[tuple[torch.nn.Parameter, torch.Tensor, torch.Tensor]]
