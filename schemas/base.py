@@ -79,6 +79,8 @@ Index = Annotated[int, msgspec.Meta(ge=0, lt=BUCKETS_MAX)]
 """The number of a bucket, or of a tensor: a bucket has one at least."""
 Rank = Annotated[int, msgspec.Meta(ge=0, le=2**16 - 1)]
 Workers = Annotated[int, msgspec.Meta(ge=1, le=WORKERS_MAX)]
+VirtualRanks = Annotated[int, msgspec.Meta(ge=0, le=WORKERS_MAX)]
+"""Gradients of one iteration, whatever the number of processes that compute them; 0: one each."""
 CORES_MAX: Final = 1e6
 Cores = Annotated[float, msgspec.Meta(ge=0.0, le=CORES_MAX)]
 """Cores of CPU."""

@@ -17,6 +17,7 @@ from slackwater.schemas.base import (
     Rank,
     Seconds,
     Text,
+    VirtualRanks,
     Workers,
     cut_texts,
 )
@@ -104,6 +105,8 @@ class RegisterJob(Message, kw_only=True, frozen=True, tag="job.register"):
     spec: JobSpec | None = None
     update: UpdateRule | None = None
     noise: bool = False
+    virtual_ranks: VirtualRanks = 0
+    """The program's; it counts where the submitted spec has none."""
 
     def __post_init__(self) -> None:
         check_elements(self.tensors)

@@ -27,6 +27,7 @@ from slackwater.schemas.base import (
     Run,
     Seconds,
     Text,
+    VirtualRanks,
     Workers,
     bound,
     cut_details,
@@ -48,6 +49,7 @@ from slackwater.schemas.steps import StepProfile
 from slackwater.schemas.tenants import Tenant
 from slackwater.schemas.traffic import JobTraffic
 from slackwater.schemas.usage import JOB_DAYS_MAX, DayUse
+from slackwater.schemas.virtual_ranks import check_virtual_ranks
 
 DType = Literal["float32", "float16", "bfloat16"]
 Aggregation = Annotated[str, msgspec.Meta(pattern=ID_PATTERN)]
@@ -228,6 +230,9 @@ class JobSpec(Record, kw_only=True, frozen=True):
     noise: bool = False
     """Measure with each update of a synchronous job what tells its gradient noise scale: its
     program reads it from its Agent."""
+    virtual_ranks: VirtualRanks = 0
+    """Gradients of each update, whatever the number of workers that compute them; 0: one of each
+    worker, unless the program says it itself."""
     seed: Count = 0
     """The seed of what an emulated program draws."""
     aggregate: Literal["auto", "on", "off"] = "auto"
@@ -291,6 +296,8 @@ class JobSpec(Record, kw_only=True, frozen=True):
             check_gpus(self.gpus, *self.gpu_bounds, self.workers, gpu_types=bool(self.gpu_types))
         if self.workers_min or self.workers_max:
             check_workers(self)
+        if self.virtual_ranks:
+            check_virtual_ranks(self.virtual_ranks, self.workers_bounds[1], self.consistency)
         if self.within and not self.gpus:
             raise ValueError(f"within: {self.within} without GPUs; give gpus, or leave it out")
         if self.batch_size or self.batch_min or self.batch_max:

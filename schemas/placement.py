@@ -81,6 +81,8 @@ class JobPlan(Record, kw_only=True, frozen=True):
     """Slots that each of its regions has: its workers, or the most that an elastic job can have."""
     active: Annotated[int, msgspec.Meta(ge=0, le=WORKERS_MAX)] = 0
     """How many of `workers` an elastic job begins with; 0: all count, always."""
+    virtual: bool = False
+    """Each slot is a virtual rank's, and all count; `active` processes fill them to begin with."""
     gradient_dtype: DType
     update: UpdateRule
     consistency: Consistency = "synchronous"

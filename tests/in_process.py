@@ -65,6 +65,8 @@ class InProcess:
         say."""
         self.workers_max = 0
         """Jobs are elastic, and can have so many workers; 0: they are not."""
+        self.attempt = 0
+        """The attempt that jobs of virtual ranks are in."""
         self.jobs: dict[str, _Job] = {}
         self.finished: dict[tuple[str, int], str] = {}
         self.waiting = 0
@@ -99,8 +101,9 @@ class InProcess:
             update = spec.update
             plan = JobPlan(
                 job=JobId(spec.id),
-                workers=self.workers_max or spec.workers,
-                active=spec.workers if self.workers_max else 0,
+                workers=spec.virtual_ranks or self.workers_max or spec.workers,
+                active=spec.workers if self.workers_max or spec.virtual_ranks else 0,
+                virtual=spec.virtual_ranks > 0,
                 gradient_dtype=spec.gradient_dtype,
                 update=type(update)(name=self.rule) if self.rule else update,  # type: ignore[arg-type]
                 consistency=spec.consistency,
@@ -223,6 +226,7 @@ class LocalSession(Session):
     def __init__(self, cluster: InProcess, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.cluster = cluster
+        self.attempt = cluster.attempt
         self.talk: Talk
         self._begin(_Monotonic())
 

@@ -142,6 +142,12 @@ class Bucket:
         return before if before != channel else None
 
     @property
+    def slots(self) -> int:
+        """How many slots the next version is folded of: one of each rank that counts, or those of
+        all virtual ranks, whichever ranks fill them."""
+        return self.plan.workers if self.plan.virtual else self.active
+
+    @property
     def attached_active(self) -> tuple[int, ...]:
         """The attached ranks that count: the others are told nothing of versions."""
         return tuple(rank for rank in self.attached if rank < self.active)
@@ -217,7 +223,7 @@ class Bucket:
             return Verdict.DONE
         if iteration > self.answered(rank) + 1:
             return Verdict.AHEAD
-        if pushed[rank] != iteration:
+        if not self.plan.virtual and pushed[rank] != iteration:
             return Verdict.UNFOUNDED
         if self._heard is not None:
             self._heard.add(rank)
@@ -232,10 +238,11 @@ class Bucket:
         """Return the part of the next version that can be folded before all of it is in."""
         if not self._may_begin():
             return None
-        return self.parts.ready(self.version + 1, pushed[: self.active])
+        return self.parts.ready(self.version + 1, pushed[: self.slots])
 
     def _may_begin(self) -> bool:
-        return self.phase == "ready" and self.bound is None and self.move is None
+        whole = self.bound is None and not self.plan.virtual
+        return self.phase == "ready" and whole and self.move is None
 
     def answered(self, rank: int) -> int:
         """The iteration from which the worker may go on."""
@@ -252,7 +259,7 @@ class Bucket:
         if self.phase != "ready":
             return False
         if self.bound is None:
-            return all(word == self.version + 1 for word in pushed[: self.active])
+            return all(word == self.version + 1 for word in pushed[: self.slots])
         return self._next(pushed) is not None
 
     def _next(self, pushed: Sequence[int]) -> int | None:
@@ -304,7 +311,7 @@ class Bucket:
         idle = (
             self.sent_on
             or self.bound is not None
-            or all(word <= self.version for word in pushed[: self.active])
+            or all(word <= self.version for word in pushed[: self.slots])
         )
         idle &= not self.parts.at_work
         return self.phase == "empty" or (self.phase == "ready" and idle)

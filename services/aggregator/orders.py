@@ -167,15 +167,15 @@ class Orders:
             initialized=slots.initialized,
             arrived=arrived,
         )
-        slots.active = slots.active_now
-        bucket.resized(slots.active)
+        bucket.resized(slots.look())
         self._core.add(bucket)
         return bucket
 
     async def _warm(self, plan: JobPlan) -> None:
-        folded = (plan.active or plan.workers) if plan.consistency == "synchronous" else 1
-        await self._load(plan, folded)
-        if plan.active:
+        changes = plan.active and not plan.virtual
+        folded = plan.active if changes else plan.workers
+        await self._load(plan, folded if plan.consistency == "synchronous" else 1)
+        if changes:
             self._background(self._warm_other_sizes(plan))
 
     async def _warm_other_sizes(self, plan: JobPlan) -> None:

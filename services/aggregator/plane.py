@@ -33,6 +33,7 @@ from slackwater.common.domains.slots.frames import (
 )
 from slackwater.common.domains.slots.region import SlotRegion
 from slackwater.common.domains.slots.tokens import process_token
+from slackwater.common.domains.slots.virtual import process_of
 from slackwater.common.shell.definition import Port
 from slackwater.common.transport.base import Channel
 from slackwater.schemas.base import JobId
@@ -227,8 +228,8 @@ class DataPlane:
         """Read how many ranks count in the next version: rank 0 may have written it anew. The
         ranks that begin with it hear which version is there."""
         slots = held.slots
-        if bucket.phase != "folding" and (active := slots.active_now) != bucket.active:
-            slots.active, joined = active, bucket.resized(active)
+        if bucket.phase != "folding" and slots.active_now != bucket.active:
+            joined = bucket.resized(slots.look())
             if bucket.initialized and bucket.phase != "moving":
                 self._tell(bucket, joined)
 
@@ -312,7 +313,12 @@ class DataPlane:
             refused = outcome.refused
             answered = bucket.answered(refused.worker)
             held.slots.set_pushed(refused.worker, answered)
-            self._refuse(bucket, held, refused.worker, answered + 1, refused.tensor, refused.why)
+            worker, why = refused.worker, refused.why
+            if bucket.plan.virtual:
+                workers = held.slots.sizes.at(answered + 1).workers
+                why = f"virtual rank {worker}: {why}"
+                worker = process_of(worker, bucket.plan.workers, workers)
+            self._refuse(bucket, held, worker, answered + 1, refused.tensor, why)
         self._look_at_size(bucket, held)
         if not self.leave_if_idle(bucket, held):
             self._tell(bucket, going_on)

@@ -234,8 +234,9 @@ class Controller:
         divide_bytes = self.state.config.divide_bytes if synchronous else 0
         plan = JobPlan(
             job=JobId(spec.id),
-            workers=max(spec.workers, spec.workers_bounds[1]),
-            active=spec.workers if spec.elastic else 0,
+            workers=spec.virtual_ranks or max(spec.workers, spec.workers_bounds[1]),
+            active=spec.workers if spec.elastic or spec.virtual_ranks else 0,
+            virtual=spec.virtual_ranks > 0,
             gradient_dtype=spec.gradient_dtype,
             update=spec.update,
             consistency=spec.consistency,

@@ -102,6 +102,7 @@ def register(state: State, token: int, message: RegisterJob, now_s: float) -> No
         state.change(job, now_s, "running", state="running", started_s=now_s, since_s=now_s)
     if not job.tensors:
         job.tensors, job.update, job.noise = message.tensors, message.update, message.noise
+        job.virtual_ranks = message.virtual_ranks
         _learn(state, job, now_s)
     if job.placed:
         state.reply(token, _registered(job))

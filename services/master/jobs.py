@@ -20,6 +20,7 @@ from slackwater.schemas.job_states import (
 from slackwater.schemas.jobs import JobRecord, JobSpec, TensorSpec, UpdateRule, first_difference
 from slackwater.schemas.progress import JobProgress
 from slackwater.schemas.usage import DayUse
+from slackwater.schemas.virtual_ranks import check_virtual_ranks
 from slackwater.services.master.config import MasterConfig
 from slackwater.services.master.gangs import joins, present, ranks_at
 from slackwater.services.master.keys import OF_PROCESSES, Order, Verb
@@ -69,6 +70,8 @@ class Job:
     """The rule of its program, where that says one."""
     noise: bool = False
     """Set where its program asks for what tells the gradient noise scale."""
+    virtual_ranks: int = 0
+    """The number that its program says; 0: it says none."""
     placed: bool = False
     waiting: dict[int, int] = field(default_factory=dict)
     """Token -> rank of registrations that wait for the controller."""
@@ -146,14 +149,16 @@ class Job:
 
     @property
     def spec(self) -> JobSpec:
-        """The job's specification as submitted; the rule is the program's where none was
-        submitted, and squares of gradients are summed where either asks for it."""
+        """The job's specification as submitted; rule and virtual ranks are the program's where
+        none were submitted, and squares of gradients are summed where either asks for it."""
         spec = self.record.spec
         if self.noise and not spec.noise and spec.consistency == "synchronous":
             spec = msgspec.structs.replace(spec, noise=True)
-        if self.update is None or spec.update != UpdateRule():
-            return spec
-        return msgspec.structs.replace(spec, update=self.update)
+        if self.update is not None and spec.update == UpdateRule():
+            spec = msgspec.structs.replace(spec, update=self.update)
+        if self.virtual_ranks and not spec.virtual_ranks:
+            spec = msgspec.structs.replace(spec, virtual_ranks=self.virtual_ranks)
+        return spec
 
     @property
     def by_hand(self) -> bool:
@@ -292,10 +297,28 @@ def unfit(job: Job | None, message: RegisterJob) -> Refused | None:
     if message.spec is not None and message.spec != spec:
         reason = f"job {spec.id}: rank {message.rank} has another spec than the first rank's"
         return Refused(reason=f"{reason}; start all ranks with one spec", code=CONFLICT)
+    if fault := _other_virtual_ranks(job, message.virtual_ranks):
+        return Refused(reason=f"job {spec.id}, rank {message.rank}: {fault}", code=CONFLICT)
     difference = first_difference(job.tensors, message.tensors) if job.tensors else ""
     if difference:
         return Refused(reason=f"job {spec.id}, rank {message.rank}: {difference}", code=CONFLICT)
     return None
+
+
+def _other_virtual_ranks(job: Job, said: int) -> str:
+    """Say why a program with so many virtual ranks cannot train the job; empty: it can."""
+    known = job.spec.virtual_ranks
+    if (job.tensors or known) and said != known:
+        return (
+            f"virtual_ranks: {said}, the job has {known}; give every rank the same number, and "
+            "leave it out of the job's spec or make it that one"
+        )
+    try:
+        if said:
+            check_virtual_ranks(said, job.spec.workers_bounds[1], job.spec.consistency)
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def dead(job: Job, nodes: Nodes, config: MasterConfig, begun_s: float, now_s: float) -> str:

@@ -140,8 +140,7 @@ class SlotRegion:
         self.squares = SquaresWords(self._words[SQUARES])
         self.measured: BucketSquares | None = None
         """The sums of the fold that is about to be committed."""
-        self.active = self.active_now
-        """How many ranks count in the next version, as whoever folds it looked last."""
+        self.look()
         self.prepared: dict[tuple[int, int | None, int], FoldSpan] = {}
         """Prepared spans of a fold (folding.py): by the buffers' parity, whose push it is, and how
         many ranks count."""
@@ -347,9 +346,19 @@ class SlotRegion:
 
     @property
     def active_now(self) -> int:
-        """How many ranks count in the next version, from rank 0 on: all, but of an elastic job."""
+        """How many ranks count in the next version, from rank 0 on: all, but of an elastic job. One
+        of virtual ranks changes its number a version late: those who leave or join hear of it."""
         plan = self.record.plan
+        if plan.virtual:
+            return max(self.sizes.at(self.version + 1).workers, self.sizes.newest.workers)
         return self.sizes.newest.workers if plan.active else plan.workers
+
+    def look(self) -> int:
+        """Note how many slots the next version is folded of: `active`. Returns how many ranks count
+        in it: they have a slot each, or fill those of virtual ranks."""
+        ranks, plan = self.active_now, self.record.plan
+        self.active = plan.workers if plan.virtual else ranks
+        return ranks
 
     def initialize(self, version: int, updates: int = 0) -> None:
         """The parameters of `version` are in place; the states are fresh (zero), or have had so

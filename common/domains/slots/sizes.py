@@ -8,6 +8,9 @@ its job the same, so that an iteration has the same workers in each of them.
 Two entries alternate: the newest one, and the one before, for whoever is an iteration behind. Each
 also says how many gradients all versions before it had together: by that a data loader goes on.
 Within an entry the number is written first, then the word that makes it count.
+
+In a job of virtual ranks a third word names the attempt of the job whose rank 0 has begun to write
+here: until it is theirs, ranks of a later attempt do not know yet how many they are.
 """
 
 from typing import Final, NamedTuple
@@ -26,6 +29,7 @@ SIZES_WORDS: Final = _SECOND + 2
 SIZES: Final = slice(SIZES_OFFSET // WORD, SIZES_OFFSET // WORD + SIZES_WORDS)
 """Where they are among a region's words."""
 _WORKERS_BITS: Final = 8
+_ATTEMPT: Final = 2
 
 
 class Size(NamedTuple):
@@ -69,6 +73,21 @@ class Sizes:
         held = [size for size in both if size is not None and size.since <= version]
         return max(held, default=self._first)
 
+    @property
+    def attempt(self) -> int:
+        """Return the attempt of the last `begin`; -1: there was none."""
+        return int(self._words[_ATTEMPT]) - 1
+
+    def begin(self, size: Size, attempt: int) -> list[tuple[int, NDArray[np.uint64]]]:
+        """Make the size the only one, since the job has begun anew. Returns what `write` does."""
+        said = ((1, size.before), (0, _word(size)), (_SECOND, 0), (_ATTEMPT, attempt + 1))
+        for at, word in said:
+            self._words[at] = word
+        return [self._written(at) for at, _ in said]
+
+    def _written(self, at: int) -> tuple[int, NDArray[np.uint64]]:
+        return SIZES_OFFSET + at * WORD, self._words[at : at + 1]
+
     def write(self, size: Size) -> list[tuple[int, NDArray[np.uint64]]]:
         """Make it the newest, unless it is or a later one is there. Returns (offset, word) of what
         was written, in this order, for whoever has a copy of the words."""
@@ -79,7 +98,9 @@ class Sizes:
         at = since.index(size.since) if size.since in since else since.index(min(since))
         at *= _SECOND
         self._words[at + 1] = size.before
-        self._words[at] = size.since << _WORKERS_BITS | size.workers
-        return [
-            (SIZES_OFFSET + place * WORD, self._words[place : place + 1]) for place in (at + 1, at)
-        ]
+        self._words[at] = _word(size)
+        return [self._written(at + 1), self._written(at)]
+
+
+def _word(size: Size) -> int:
+    return size.since << _WORKERS_BITS | size.workers

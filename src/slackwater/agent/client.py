@@ -53,6 +53,8 @@ class Agent:
     service puts it: SLACKWATER_JOB, _RANK, _WORKERS, _TOKEN_FD, _TRANSPORT; or _URL, NATS_USER.
     Without a job, here or there, the program trains alone, by the same rules (local.py)."""
 
+    _virtual_ranks = 0  # VirtualAgent has some.
+
     def __init__(
         self,
         *,
@@ -102,7 +104,7 @@ class Agent:
             id=self.job or LOCAL, model=model, workers=started_with, servers=servers,
             iterations=iterations, gradient_dtype=gradient_dtype, update=update or UpdateRule(),
             consistency=consistency or "synchronous", staleness=staleness or 0,
-            fractional_share=fractional_share, noise=noise,
+            fractional_share=fractional_share, noise=noise, virtual_ranks=self._virtual_ranks,
         )  # fmt: skip
         forced = forced_transport(transport, os.environ.get("SLACKWATER_TRANSPORT"))
         self._session = self._session_of(wanted, values, url, credentials, forced)
@@ -442,11 +444,11 @@ class Agent:
         needed_s = time.monotonic()
         self._settle(buckets)
         for bucket in buckets:
-            if bucket.confirmed < bucket.version:
+            if bucket.confirmed < (version := bucket.reached):
                 if bucket.pushed_s:
                     self._session.progress.needed(bucket.index, needed_s - bucket.pushed_s)
-                self._behind -= bucket.confirmed <= self._iteration < bucket.version
-                bucket.confirmed = bucket.version
+                self._behind -= bucket.confirmed <= self._iteration < version
+                bucket.confirmed = version
                 self._session.progress.bytes_pulled += 4 * bucket.bounds[-1][1]
         if self._behind == 0:
             self._count_iteration()

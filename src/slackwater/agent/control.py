@@ -94,7 +94,8 @@ class Control:
         self.cluster: ClusterId | None = None
         self._buckets = 0  # Taken from the controller's answer.
         self._look = asyncio.Event()
-        self._joining = False
+        self.joining = False
+        """This rank was one of those that join others."""
 
     def _client(self, budget_s: float) -> Client:
         line = self._line
@@ -109,6 +110,7 @@ class Control:
             spec=None if submitted else self._spec,
             update=self._spec.update if submitted else None,
             noise=self._spec.noise,
+            virtual_ranks=self._spec.virtual_ranks,
         )
         client = self._client(self._deadline_s)
         self.cluster = (await client.master("register", message, JobRegistered)).cluster
@@ -160,9 +162,9 @@ class Control:
 
     async def join(self, counted: Callable[[], bool]) -> None:
         """Tell the master that this rank is ready, until it counts."""
-        if self._joining:
+        if self.joining:
             return
-        self._joining = True
+        self.joining = True
         message = JoinJob(job=self._job, rank=self._rank)
         while not counted():
             try:

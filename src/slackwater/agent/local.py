@@ -12,6 +12,7 @@ from typing import Final
 from slackwater.agent.control import Progress
 from slackwater.agent.initial import Initial
 from slackwater.agent.region_access import InPlace
+from slackwater.agent.virtual_slots import VirtualInPlace
 from slackwater.agent.worker_bucket import WorkerBucket
 from slackwater.common.base.errors import SlackwaterError
 from slackwater.common.domains.slots.folding import blame, check_hypers, commit, fold
@@ -37,7 +38,9 @@ class Local:
     def __init__(self, spec: JobSpec, tensors: tuple[TensorSpec, ...], initial: Initial) -> None:
         self.plan = JobPlan(
             job=JobId(spec.id),
-            workers=1,
+            workers=spec.virtual_ranks or 1,
+            active=1 if spec.virtual_ranks else 0,
+            virtual=spec.virtual_ranks > 0,
             gradient_dtype=spec.gradient_dtype,
             update=spec.update,
             consistency=spec.consistency,
@@ -68,7 +71,8 @@ class Local:
                 copy_into(region.state(0, index)[first:last], part.reshape(-1))
         region.initialize(0, updates)
         self._regions.append(region)
-        slots = InPlace(memory, self.plan.job, bucket.index, 0)
+        kind = VirtualInPlace if self.plan.virtual else InPlace
+        slots = kind(memory, self.plan.job, bucket.index, 0)
         bucket.adopt(slots)
         bucket.source, bucket.version = slots, 0
 

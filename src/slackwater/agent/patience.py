@@ -13,6 +13,7 @@ from typing import Any, Final
 from slackwater.agent.control import Control
 from slackwater.agent.worker_bucket import Waiter, WorkerBucket
 from slackwater.common.base.errors import Rejected, Retryable, SlackwaterError
+from slackwater.common.domains.slots.virtual import by_process
 from slackwater.schemas.job_requests import MissingRanks
 from slackwater.schemas.placement import JobPlan
 
@@ -93,7 +94,9 @@ class Patience:
             if slots is None or bucket.settled:
                 return
             pushed = await slots.all_pushed()
-            if plan.active:
+            if plan.virtual:
+                pushed = by_process(pushed, slots.sizes.at(iteration).workers)
+            elif plan.active:
                 pushed = pushed[: slots.sizes.newest.workers]
             ranks = missing(plan, self._rank, iteration, pushed)
             if not ranks:

@@ -57,6 +57,8 @@ _WORDS: Final = struct.Struct("<3Q")
 """Pushed iteration, bytes pushed, bytes pulled: side by side in a rank's block."""
 
 
+OWN: Final = -1
+"""Stands for the slot of the rank that this process is."""
 PIECE_BYTES: Final = limits.CHUNK_BYTES
 """Bytes that are folded at a time."""
 Seeds = Sequence[Sequence[Floats]]
@@ -68,10 +70,16 @@ Tell = Callable[[int], None]
 class Attached(Protocol):
     link: Link
     """The counter of its transfers, for whoever attached it; in place nothing travels."""
+    lanes: tuple[int, ...]
+    """The slots that a push fills."""
 
     @property
     def gradient(self) -> Array:
         """The slot, flat."""
+        ...
+
+    def slot(self, lane: int) -> Array:
+        """Return a slot, flat, by its number in the region or OWN."""
         ...
 
     @property
@@ -114,6 +122,8 @@ class Attached(Protocol):
 class InPlace:
     """A region that is mapped here."""
 
+    lanes: tuple[int, ...] = (OWN,)
+
     def __init__(self, remote: RemoteRegion, job: JobId, bucket: int, rank: int) -> None:
         """Raises Rejected when it is not a region of this bucket."""
         assert remote.view is not None
@@ -133,6 +143,9 @@ class InPlace:
 
     @property
     def gradient(self) -> Array:
+        return self._gradient
+
+    def slot(self, lane: int) -> Array:
         return self._gradient
 
     @property
@@ -216,6 +229,7 @@ class Staged:
     rings_early = False
     """The doorbell follows the pushed word without waiting for its answer, which others' gradients
     may hold up. It may overtake the word and say nothing; so it is rung again after the answer."""
+    lanes: tuple[int, ...] = (OWN,)
 
     def __init__(
         self,
@@ -273,6 +287,9 @@ class Staged:
 
     @property
     def gradient(self) -> Array:
+        return self.staging.gradient
+
+    def slot(self, lane: int) -> Array:
         return self.staging.gradient
 
     @property

@@ -3,6 +3,7 @@
 from slackwater.agent.on_device import staged
 from slackwater.agent.region_access import Attached, InPlace
 from slackwater.agent.snapshot import Snapshot, Snapshots, StagedSnapshot
+from slackwater.agent.virtual_slots import VirtualInPlace, VirtualStaged, VirtualStaging
 from slackwater.agent.worker_bucket import WorkerBucket
 from slackwater.common.domains.slots.layout import Geometry
 from slackwater.common.transport.base import Channel, RemoteRegion
@@ -27,6 +28,11 @@ async def attach(
         if remote.view is not None:
             return Snapshot(remote, plan.job, bucket.index, rank, copies)
         return await StagedSnapshot.attach(channel, remote, geometry, rank, copies)
+    if plan.virtual:
+        if remote.view is not None:
+            return VirtualInPlace(remote, plan.job, bucket.index, rank)
+        bucket.staging = lanes = bucket.staging or VirtualStaging(geometry.elements, geometry.dtype)
+        return await VirtualStaged.attach(channel, remote, geometry, rank, lanes)
     if remote.view is not None and device is None:
         return InPlace(remote, plan.job, bucket.index, rank)
     kind, bucket.staging = staged(bucket.staging, geometry, device)

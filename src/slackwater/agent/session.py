@@ -66,7 +66,7 @@ from slackwater.common.domains.slots.sizes import Size
 from slackwater.common.shell.effect_runner import EffectRunner, Handlers, handlers, on
 from slackwater.common.transport.base import Channel, Fabric
 from slackwater.common.transport.gpu import Device
-from slackwater.schemas.base import AggregatorId, JobId
+from slackwater.schemas.base import RUN_ATTEMPTS, AggregatorId, JobId
 from slackwater.schemas.jobs import JobSpec, TensorSpec
 from slackwater.schemas.placement import Endpoint, JobPlan, Located
 
@@ -101,6 +101,7 @@ class Session:
         self._spec, self._tensors, self._initial = spec, tensors, initial
         self._way, self._submitted, self._transport = way, submitted, transport
         self._attempt = way.hello.attempt if isinstance(way, Ticket) else 0
+        self.attempt, self.restarts = divmod(self._attempt, RUN_ATTEMPTS)
         self._deadline_s, self._device = deadline_s, device
         self._core = AgentCore(rank, random.Random(f"{spec.id}/{rank}"))
         self._not_located = "the controller has not answered"
@@ -271,7 +272,7 @@ class Session:
 
     def _announce_size(self) -> None:
         assert self.sizing is not None
-        self._apply(self._core.sized(self.sizing.newest.since))
+        self._apply(self._core.sized(self.sizing.announced))
 
     def _flush(self) -> None:
         self._flush_due = False
@@ -318,7 +319,7 @@ class Session:
         self.progress.links.turns.pushed(bucket.index)
         if isinstance(slots, InPlace):
             if self.sizing is not None:
-                slots.sizes.write(self.sizing.at(effect.iteration))
+                slots.sizes.write(self.sizing.written_with(effect.iteration))
             slots.mark(effect.iteration, bucket.hyper)
             self._rings.setdefault(effect.aggregator, []).append((effect.handle, effect.iteration))
         elif slots is not None:
@@ -328,7 +329,7 @@ class Session:
         bucket, sizing = self.buckets[effect.bucket], self.sizing
         assert sizing is not None
         if isinstance(bucket.slots, InPlace):
-            bucket.slots.sizes.write(sizing.at(effect.version + 1))
+            bucket.slots.sizes.write(sizing.written_with(effect.version + 1))
             self._rings.setdefault(effect.aggregator, []).append((effect.handle, effect.version))
         else:
             self._spawn(self._transfers.write_size(effect, bucket, sizing))
@@ -415,8 +416,8 @@ class Session:
         if self.plan is None:
             self.buckets = worker_buckets(located, self._spec, self.rank, self._tensors)
             if located.plan.active and self.rank == 0:
-                self.sizing = Sizing(self._spec.workers)
-                if self._control is not None:
+                self.sizing = Sizing(self._spec.workers, ahead=located.plan.virtual)
+                if self._control is not None and self._submitted:
                     self._spawn(self._control.follow_size(self.sizing))
         self.plan = located.plan
 
@@ -481,10 +482,9 @@ class Session:
         old = bucket.slots
         bucket.adopt(slots)
         if self.sizing is not None:
-            bare = not granted.initialized
-            self.sizing.found(slots.sizes, granted.version, slots.pushed, bare=bare)
-            if bare:  # Before it is seeded, its aggregator must know who counts.
-                await slots.write_size(self.sizing.at(max(bucket.version, 0) + 1))
+            attempt = self.attempt if self.plan.virtual else None
+            if await self._transfers.settle_size(granted, bucket, self.sizing, attempt):
+                self._send(aggregator, encode_rings([(granted.handle, granted.version)]))
         effects = self._core.granted(aggregator, granted, slots.pushed)
         if isinstance(slots, InPlace) and granted.initialized and granted.version == bucket.version:
             self._have(bucket, slots, bucket.version)

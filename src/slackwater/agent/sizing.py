@@ -4,6 +4,9 @@ Another number counts from an iteration on of which rank 0 has pushed nothing ye
 into every bucket's region (common/domains/slots/sizes.py) as soon as the version before is there,
 so that those who join begin with that iteration together with everybody else, and at the latest
 with its push. So no version is waited for twice, and none is lost.
+
+In a job of virtual ranks it counts one iteration later still, and is written before rank 0's push
+of the iteration before: whoever has that version knows whose gradients the next one needs of it.
 """
 
 from slackwater.common.domains.slots.sizes import Size, Sizes
@@ -27,8 +30,10 @@ class Sizing:
     """Sizes that rank 0 found in regions, or decided. The program's thread decides, the Agent's own
     reads."""
 
-    def __init__(self, workers: int) -> None:
-        """`workers`: the number that the process was started with."""
+    def __init__(self, workers: int, *, ahead: bool = False) -> None:
+        """`workers`: the number that the process was started with; `ahead`: others must know of a
+        new number by the version before it."""
+        self._ahead = int(ahead)
         self.wanted = workers
         """Set by whoever hears the master; counts from the next boundary on."""
         self.opened = False
@@ -59,12 +64,21 @@ class Sizing:
         if standing and self.at(pushed).workers > self.wanted:
             self._add(self.at(pushed).then(pushed, self.wanted))
 
+    def written_with(self, iteration: int) -> Size:
+        """Return the size that must be in a region before the push of the iteration is."""
+        return self.newest if self._ahead else self.at(iteration)
+
+    @property
+    def announced(self) -> int:
+        """The iteration before whose push the newest size must be in a region."""
+        return self.newest.since - self._ahead
+
     def decide(self, since: int) -> bool:
         """From the iteration `since` on, let as many count as are wanted. False: they do."""
         newest = self.newest
-        if newest.workers == self.wanted:
-            return False
-        since = max(since, newest.since)
+        if newest.workers == self.wanted or (self._ahead and newest.since > since):
+            return False  # A change that is under way counts first.
+        since = max(since + self._ahead, newest.since)
         self._add(self.at(since).then(since, self.wanted))
         return True
 

@@ -14,9 +14,11 @@ from slackwater.agent.effects import Ring, WriteSeed, WriteSize
 from slackwater.agent.initial import Initial
 from slackwater.agent.region_access import Attached, InPlace, Staged
 from slackwater.agent.sizing import Sizing
+from slackwater.agent.virtual_slots import VirtualInPlace, VirtualStaged
 from slackwater.agent.worker_bucket import WorkerBucket
 from slackwater.common.base.errors import Rejected, Unavailable
-from slackwater.common.domains.slots.frames import Seed, encode_control, encode_rings
+from slackwater.common.domains.slots.frames import Granted, Seed, encode_control, encode_rings
+from slackwater.common.domains.slots.sizes import Size
 from slackwater.common.transport.base import Channel
 from slackwater.schemas.base import AggregatorId
 
@@ -54,7 +56,7 @@ class Transfers:
             async with self._free:
                 again = bucket.was_refused
                 if sizing is not None:
-                    await slots.write_size(sizing.at(ring.iteration))
+                    await slots.write_size(sizing.written_with(ring.iteration))
                 await slots.push(
                     ring.iteration, bucket.hyper, ring.handle, again=again,
                     early=lambda: channel.send(rung) if slots.rings_early else None,
@@ -100,7 +102,31 @@ class Transfers:
         if channel is None or slots is None or isinstance(slots, InPlace):
             return
         try:
-            await slots.write_size(sizing.at(effect.version + 1))
+            await slots.write_size(sizing.written_with(effect.version + 1))
             channel.send(encode_rings([(effect.handle, effect.version)]))
         except (Unavailable, Rejected) as error:
             await self._drop(effect.aggregator, channel, error)
+
+    async def settle_size(
+        self,
+        granted: Granted,
+        bucket: WorkerBucket,
+        sizing: Sizing,
+        attempt: int | None,
+    ) -> bool:
+        """Learn from a region that was attached how many workers count, or write it there. In a job
+        of virtual ranks, whose `attempt` this is, it is written anew where the region has another
+        attempt's: so many processes go on with what the others have left. Returns whether the
+        aggregator must look, and tell those who join. Raises Unavailable, AccessRefused."""
+        slots, bare = bucket.slots, not granted.initialized
+        assert slots is not None
+        if attempt is None or slots.sizes.attempt == attempt:
+            sizing.found(slots.sizes, granted.version, slots.pushed, bare=bare)
+            if bare:  # Before it is seeded, its aggregator must know who counts.
+                await slots.write_size(sizing.at(max(bucket.version, 0) + 1))
+            return False
+        since = max(bucket.version, granted.version, 0) + 1
+        assert isinstance(slots, VirtualInPlace | VirtualStaged)
+        await slots.begin_sizes(Size(since, sizing.wanted, 0), attempt)
+        sizing.found(slots.sizes, granted.version, 0, bare=False)
+        return not bare

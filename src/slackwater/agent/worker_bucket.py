@@ -7,7 +7,7 @@ writes and the other reads.
 """
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise
 from math import prod
 from types import MappingProxyType
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from slackwater.agent.initial import Initial
-from slackwater.agent.region_access import ELEMENT, Array, Attached, Staging
+from slackwater.agent.region_access import ELEMENT, OWN, Array, Attached, Staging
 from slackwater.agent.snapshot import Snapshots
 from slackwater.common.base.errors import GradientRefused, Rejected
 from slackwater.common.domains.slots.frames import Offer, PushRefused
@@ -64,11 +64,24 @@ class WorkerBucket:
         self.refused: PushRefused | None = None
         self.was_refused = False
         """The region may hold a gradient that does not count."""
+        self.lanes: tuple[int, ...] = (OWN,)
+        """The slots that this process fills, one after another, in iteration + 1, or has filled in
+        `iteration`: its rank's own, or those of the virtual ranks that it computes."""
+        self._lane = 0
+        """The place of the one that is filled next."""
+        self.reads_confirmed = False
+        """Parameters are read as of `confirmed`, even where the next version is here."""
 
     @property
     def names(self) -> str:
         first, last = self.tensors[0].name, self.tensors[-1].name
         return first if first == last else f"{first} .. {last}"
+
+    @property
+    def reached(self) -> int:
+        """The newest version that may be taken for waited for: one that this process has yet to
+        push for may be here, where it was started again."""
+        return min(self.version, self.iteration) if self.reads_confirmed else self.version
 
     @property
     def settled(self) -> bool:
@@ -77,23 +90,44 @@ class WorkerBucket:
     @property
     def begun(self) -> bool:
         """The slot holds something of an iteration that no version has answered."""
-        return self.iteration > self.version or len(self.missing) < len(self.tensors)
+        part = self._lane > 0 or len(self.missing) < len(self.tensors)
+        return part or self.iteration > self.version
+
+    def begin(self, lanes: Sequence[int]) -> None:
+        """Fill these slots in the next iteration, each with a gradient of every tensor. Nothing of
+        that iteration may be there yet."""
+        with self.lock:
+            self.lanes = tuple(lanes)
+            self._turn_to(0)
+
+    def _turn_to(self, lane: int) -> None:
+        """Let the next gradients go into another slot."""
+        self._lane, slots = lane, self.slots
+        if slots is None:
+            return
+        slots.lanes = self.lanes
+        if not self.lanes:
+            return
+        flat = slots.slot(self.lanes[lane])
+        self.gradients = [
+            flat[first:last].reshape(spec.shape)
+            for (first, last), spec in zip(self.bounds, self.tensors, strict=True)
+        ]
 
     def adopt(self, slots: Attached) -> None:
         """Use another mapping (the bucket moved, its region was lost): what the slot held goes
         along, unless it is there already, because the region is the same."""
         with self.lock:
             old = self.slots
+            slots.lanes = self.lanes
             # A copy that was made before this part of the next iteration came has it not.
-            part = len(self.missing) < len(self.tensors)
+            part = self._lane > 0 or len(self.missing) < len(self.tensors)
             elsewhere = old is not None and slots.gradient is not old.gradient
             if old and elsewhere and self.begun and (part or not slots.keeps(old, self.iteration)):
-                copy_into(slots.gradient, old.gradient)
+                for lane in self.lanes:
+                    copy_into(slots.slot(lane), old.slot(lane))
             self.slots = slots
-            self.gradients = [
-                slots.gradient[first:last].reshape(spec.shape)
-                for (first, last), spec in zip(self.bounds, self.tensors, strict=True)
-            ]
+            self._turn_to(self._lane)
 
     def put(self, position: int, gradient: Array | None) -> None:
         """Copy a tensor's gradient into the slot (None: it was produced there)."""
@@ -106,8 +140,12 @@ class WorkerBucket:
                 copy_into(into, view)  # Produced in a slot that has moved since.
             self.missing.discard(position)
             if not self.missing:
-                self.iteration += 1
                 self.missing.update(range(len(self.tensors)))
+                last = self._lane == len(self.lanes) - 1
+                self.iteration += last
+                if len(self.lanes) > 1:
+                    self.handed_out_views.clear()
+                    self._turn_to(0 if last else self._lane + 1)
 
     def parameters(self, position: int) -> Floats:
         """Read-only: valid until this worker has pushed the tensor twice more."""
@@ -117,9 +155,12 @@ class WorkerBucket:
         return view
 
     def buffer(self, position: int) -> Floats:
+        return self._values(position, self.confirmed if self.reads_confirmed else self.version)
+
+    def _values(self, position: int, version: int) -> Floats:
         assert self.source is not None
         first, last = self.bounds[position]
-        values = self.source.parameters(self.version)[first:last]
+        values = self.source.parameters(version)[first:last]
         return values.reshape(self.tensors[position].shape)
 
     @property
@@ -141,7 +182,8 @@ class WorkerBucket:
     def newest(self, initial: Mapping[str, Array]) -> list[Floats]:
         """The newest parameters that this worker has: what it can seed a bare region with."""
         if self.source is not None:
-            return [self.parameters(position) for position in range(len(self.tensors))]
+            every = range(len(self.tensors))
+            return [self._values(position, self.version) for position in every]
         return [self._part(spec, initial.get(spec.name)) for spec in self.tensors]
 
     def first_states(self, initial: Initial, version: int) -> tuple[list[list[Floats]], int]:
@@ -176,8 +218,10 @@ class WorkerBucket:
             return None
         with self.lock:
             self.iteration = refused.iteration - 1
+            self._turn_to(0)
             named = [i for i, spec in enumerate(self.tensors) if spec.name == refused.tensor]
-            self.missing = set(named or range(len(self.tensors)))
+            every = set(range(len(self.tensors)))  # All virtual ranks' are pushed again.
+            self.missing = set(named) if named and self.lanes == (OWN,) else every
         return GradientRefused(refused.job, refused.tensor, rank, refused.iteration, refused.why)
 
 
@@ -284,6 +328,12 @@ def worker_buckets(
         )
     if rank >= plan.workers:
         raise Rejected(f"rank {rank} of {plan.workers} workers")
+    known = plan.workers if plan.virtual else 0
+    if known != spec.virtual_ranks:
+        raise Rejected(
+            f"virtual_ranks: {spec.virtual_ranks}, the job has {known}; upgrade master and "
+            "controller, or give the number with which the job began"
+        )
     hyper = Hyper.of(plan.update)
     return [
         WorkerBucket(layout, bucket_tensors(layout, tensors), hyper) for layout in located.buckets

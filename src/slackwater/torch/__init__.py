@@ -16,6 +16,7 @@ scales its rate.
 from typing import TYPE_CHECKING, Any
 
 from slackwater.agent.identity import rank_of, workers_of
+from slackwater.torch.elastic import Elastic
 from slackwater.torch.optimizer import Optimizer
 from slackwater.torch.training_state import checkpoint
 
@@ -28,6 +29,7 @@ DistributedOptimizer = Optimizer
 __all__ = [
     "Adaptive",
     "DistributedOptimizer",
+    "Elastic",
     "Optimizer",
     "Prepared",
     "checkpoint",

@@ -99,7 +99,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]  # mypy does not r
     def _start(
         self, rule: str, dtype: DType | None, tensors: Initial, options: dict[str, Any]
     ) -> Agent:
-        agent = Agent(
+        agent = self._make_agent(
             tensors=tensors,
             groups={t.name: t.group for t in self._all},
             gradient_dtype=dtype_of_gradients(dtype, self._tensors),
@@ -114,6 +114,9 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]  # mypy does not r
                 "the same optimiser, and leave `update` out of the job's spec or make it that one"
             )
         return agent
+
+    def _make_agent(self, **options: Any) -> Agent:
+        return Agent(**options)
 
     def _first_hyper(self, rule: str) -> dict[str, float]:
         """Return the first group's values, for the job's record; each push carries its own."""

@@ -26,6 +26,11 @@ class Arrays:
         self.pushed = pushed
         self._parameters = [np.zeros(7, np.float32), np.ones(7, np.float32)]
 
+        self.lanes: tuple[int, ...] = ()
+
+    def slot(self, lane: int) -> Array:
+        return self.gradient
+
     def parameters(self, version: int) -> Floats:
         return self._parameters[version & 1]
 
