@@ -22,6 +22,10 @@ from slackwater.schemas.jobs import CHECKPOINT_VARIABLE, JobSpec
 
 FILE: Final = "journal.jsonl"
 DIGEST_BYTES: Final = 16
+REPLAY: Final = "SLACKWATER_REPLAY"
+"""The variable that names the journal which a process is to follow, alone."""
+REPLAYED: Final = "slackwater: the replay equals the journal"
+"""Begins the line that such a process ends with."""
 What = Literal["start", "resize", "pause", "resume", "move", "recovery", "batch", "end"]
 """`move`: to another machine, or a bucket to another aggregator; `recovery`: a process that died
 began again; `batch`: m or s changed; `pause`: SIGTERM came, for a pause or for good."""

@@ -18,6 +18,7 @@ app = program(
         "release": "slackwater.cli.pausing:release",
         "cancel": "slackwater.cli.operate:cancel",
         "rerun": "slackwater.cli.operate:rerun",
+        "replay": "slackwater.cli.replay:replay",
         "delete": "slackwater.cli.operate:delete",
         "wait": "slackwater.cli.wait:wait",
         "jobs": "slackwater.cli.jobs:jobs",

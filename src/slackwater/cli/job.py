@@ -11,6 +11,7 @@ from slackwater.cli.ends import Ends, foretold
 from slackwater.cli.events import recent_events
 from slackwater.cli.job_ids import JobId
 from slackwater.cli.logs import last_lines, ranks_of
+from slackwater.cli.replay import show_journal
 from slackwater.cli.show import with_client
 from slackwater.common.base.words import number_of
 from slackwater.common.shell.client import Client
@@ -39,11 +40,14 @@ EMULATED: Final = "slackwater.loadgen.emulate"
 
 def job(
     id: JobId,
-    url: Url = None,
-    json: Json = False,
+    journal: Annotated[
+        bool, typer.Option("--journal", help="Show the journal of a job of virtual ranks.")
+    ] = False,
     history: Annotated[
         bool, typer.Option(help="How its batch, rate and efficiency changed, by its reports.")
     ] = False,
+    url: Url = None,
+    json: Json = False,
 ) -> None:
     """Describe one job: its request, progress and place, why it waits, when a job with GPUs will
     end, and its result."""
@@ -55,6 +59,9 @@ def job(
         return info, ends, past, client.clock.now_s()
 
     info, ends, past, now_s = with_client(url, seen)
+    if journal:
+        show_journal(info.job.spec, json=json)
+        return
     if json:
         found = documents.job(info.job, info.progress) | {"ends": ends}
         print_json(

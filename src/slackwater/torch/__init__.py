@@ -7,7 +7,8 @@
     sampler = DistributedSampler(dataset, slackwater.torch.size(), slackwater.torch.rank())
 
 `rules` says what a torch optimiser is in terms of ours, `tensors` how a parameter and its gradient
-lie in the job's regions, `optimizer` when which is pushed and pulled. Two are apart from all that:
+lie in the job's regions, `optimizer` when which is pushed and pulled; `elastic` trains to the same
+bits on any number of workers. Two are apart from all that:
 `training_state` keeps checkpoints of scripts that exchange gradients in another way (`checkpoint`),
 `prepared` is a data set whose samples are prepared once. `adaptive` chooses a program's batch and
 scales its rate.

@@ -30,6 +30,8 @@ import torch
 
 from slackwater.agent.journal import (
     FILE,
+    REPLAY,
+    REPLAYED,
     Entry,
     Journal,
     What,
@@ -47,8 +49,6 @@ from slackwater.common.domains.slots.virtual import seed_of
 from slackwater.torch.optimizer import Optimizer
 from slackwater.torch.tensors import Trained
 
-REPLAY: Final = "SLACKWATER_REPLAY"
-"""The journal that this process is to follow, alone."""
 _SAMPLES: Final = -1
 """Stands in seeds where a virtual rank is not concerned."""
 
@@ -310,8 +310,8 @@ class _Chronicle:
             self._follow()
             places = sum(each.what != "pause" for each in self._expected)
             sys.stdout.write(
-                f"slackwater: the replay equals the journal in {self._checked} of {places} places, "
-                f"to iteration {elastic.iteration}, digest {elastic.digest()}\n"
+                f"{REPLAYED} in {self._checked} of {places} places, to iteration "
+                f"{elastic.iteration}, digest {elastic.digest()}\n"
             )
             sys.stdout.flush()
 

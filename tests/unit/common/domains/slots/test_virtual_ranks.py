@@ -1,4 +1,4 @@
-"""Who computes which virtual rank, and what it draws: functions of small numbers."""
+"""Virtual ranks: which process computes them, and what they draw, as functions of small numbers."""
 
 from hypothesis import given
 from hypothesis import strategies as st
