@@ -33,7 +33,8 @@ def draw(changes: Sequence[AdaptiveChange], path: Path) -> None:
             known = [(s, v) for s, v in zip(seconds, values, strict=True) if v is not None]
             each.step([s for s, _ in known], [v for _, v in known], where="post", color=color)
             each.set_ylabel(name)
-            each.set_ylim(bottom=0)
+            each.set_ylim(0, 1.05 * max([1.0, *(v for _, v in known)]))
+            each.set_xlim(0, max(seconds[-1], 1.0))
         axes[-1].set_xlabel("seconds since the first line")
 
 
