@@ -1,10 +1,19 @@
 """The policy that gives GPUs to jobs: what it is, how it is set, and what it must not forget."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
-from slackwater.schemas.base import Count, Message, Name, Record, Seconds, Text, cut_texts
+from slackwater.schemas.base import (
+    Count,
+    Message,
+    Name,
+    NodeId,
+    Record,
+    Seconds,
+    Text,
+    cut_texts,
+)
 
 POLICY_FACTS_BYTES_MAX = 256 * 1024
 PolicySettings = Annotated[dict[Name, Name], msgspec.Meta(max_length=64)]
@@ -22,6 +31,36 @@ class PolicyRecord(Record, kw_only=True, frozen=True):
     """Facts that the policy must not forget (see scheduling/scheduler.py)."""
     set_s: Seconds = 0.0
     epoch: Count = 0
+
+
+ScalingState = Literal["steady", "adding", "awaiting", "draining", "returning", "leaving"]
+
+
+class ScalingRecord(Record, kw_only=True, frozen=True):
+    """The master's durable record of the last order to the operator's hook that adds and returns
+    machines: one key of the bucket `scaling`."""
+
+    state: ScalingState = "steady"
+    id: Name = ""
+    """The order's, under which the hook is told it again."""
+    number: Count = 0
+    """Orders so far."""
+    count: Count = 0
+    """Machines that it adds or returns."""
+    goal: Count = 0
+    """Machines that there are afterwards."""
+    nodes: Annotated[tuple[NodeId, ...], msgspec.Meta(max_length=1024)] = ()
+    """Machines that it returns."""
+    ordered_s: Seconds = 0.0
+    """When it began; 0: there was none yet."""
+    since_s: Seconds = 0.0
+    """Since when it is in this state."""
+    reason: Text = ""
+    """Why it was not carried out; empty: it was, or is at work."""
+    epoch: Count = 0
+
+    def __post_init__(self) -> None:
+        cut_texts(self)
 
 
 class SetPolicy(Message, kw_only=True, frozen=True, tag="policy.set"):
@@ -66,6 +105,8 @@ class PolicyInfo(Message, kw_only=True, frozen=True, tag="policy.info"):
     """Tenant -> GPUs of its own, under every policy; empty: all share alike."""
     min_run_s: Seconds = 0.0
     """Seconds that a job keeps its GPUs at least, under every policy."""
+    machines: Text = ""
+    """How many machines there are and are wanted, where a hook adds and returns them."""
 
     def __post_init__(self) -> None:
         cut_texts(self)

@@ -37,7 +37,7 @@ FLOORS = (
     "services", "agent",
     "memory.store", "memory.pages", "memory.prefetch", "memory.control", "memory.resilience",
     "memory.nbd", "memory.service", "memory.spill", "memory.array",
-    "torch", "console", "loadgen", "cli",
+    "torch", "tune", "console", "loadgen", "cli",
 )  # fmt: skip
 """The rooms from the ground up: each may import what stands before it, and itself."""
 
@@ -62,7 +62,7 @@ SHELLS = {
     "aggregator": {"executor", "fold_threads", "migration", "orders", "plane", "regions",
                    "session"},
     "controller": set(),
-    "master": {"fact_stream"},
+    "master": {"fact_stream", "hook"},
     "profiler": set(),
     "slabd": {"monitor", "sessions", "slabs"},
     "worker": {"accounts", "becoming", "code", "containment", "environment", "gauges", "gone",

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from slackwater.common.base.limits import JOBS_MAX
+from slackwater.common.base.limits import JOBS_MAX, WORKER_NODES_MAX
 from slackwater.common.shell.config import ServiceConfig
 from slackwater.schemas.base import AGGREGATORS_MAX, GPUS_MAX, IdText, LossLimit, Name
 from slackwater.services.master.scheduling.view import Rules
@@ -52,6 +52,23 @@ class MasterConfig(ServiceConfig, kw_only=True, frozen=True):
     """The policy that gives GPUs to jobs; `slackwater policy list` names them all."""
     gpu_policy_settings: dict[Name, Name] = msgspec.field(default_factory=dict)
     """Options of `gpu_policy`, as `--set` of `loadgen simulate` takes them."""
+    autoscale_hook: Annotated[str, msgspec.Meta(max_length=4096)] = ""
+    """A command, or the address of a webhook, that adds and returns machines as the policy asks:
+    `HOOK add ID COUNT`, `HOOK return ID MACHINE ...`; empty: nobody does."""
+    autoscale_nodes_min: Annotated[int, msgspec.Meta(ge=1, le=WORKER_NODES_MAX)] = 1
+    """Machines with GPUs that there are at least."""
+    autoscale_nodes_max: Annotated[int, msgspec.Meta(ge=1, le=WORKER_NODES_MAX)] = 1
+    """Machines with GPUs that are had at most."""
+    autoscale_node_hour_cost: Annotated[float, msgspec.Meta(ge=0.0)] = 0.0
+    """The price of a machine's hour, in any currency; 0: it is not shown."""
+    autoscale_period_s: Duration = 300.0
+    """Seconds between two orders to the hook at least, and without any GPU job before machines are
+    returned."""
+    autoscale_hook_s: Duration = 60.0
+    """Seconds that the hook may take to answer; then it is killed, and has refused."""
+    autoscale_wait_s: Duration = 900.0
+    """Seconds in which machines that were ordered must be heard, jobs leave those that are to be
+    returned, and these become silent."""
     gpu_durations: str = ""
     """A JSON file, job -> seconds that it runs on the GPUs that it asks for: where a trace is
     replayed, a policy that plans with them (srtf, srsf) may be told. Empty: nobody knows them."""

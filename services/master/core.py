@@ -16,7 +16,7 @@ receiver takes a repeated command for the one it has carried out.
     rerun               run again, deleted         goodput        what jobs' agents report
     gang_starts         gangs kept from starting   hangs          ranks that hold others up
     usage               what tenants used          usage_listing  the same for people
-    scaling             another number of workers
+    scaling             another number of workers  autoscaling    machines bought, returned
 """
 
 from collections import Counter
@@ -87,6 +87,7 @@ from slackwater.schemas.traffic import TrafficObserved
 from slackwater.schemas.usage import GetUsage
 from slackwater.schemas.workers import WorkerExited
 from slackwater.services.master import (
+    autoscaling,
     cluster_assignment,
     dispatch,
     gang_starts,
@@ -140,10 +141,12 @@ from slackwater.services.master.usage import USAGE_BUCKET
 class Master:
     def __init__(self, config: MasterConfig, durations: Durations | None = None) -> None:
         """`durations`: seconds that jobs run, where a simulation knows them."""
+        autoscaling.check(config)
         chosen = gpu_policy.scheduler(
             config, config.gpu_policy, config.gpu_policy_settings, durations is not None
         )
         self.state = State(config, chosen, durations)
+        self.scaling = autoscaling.Scaling()
         pool = self.state.pool
         self._handlers: dict[type[Message], Callable[[int, Any, float], None]] = {
             SubmitJob: self._submit,
@@ -172,7 +175,7 @@ class Master:
             AdoptAggregators: self._approve(pool.adopt),
         }
 
-    def step(self, event: ShellEvent, now_s: float) -> list[Effect]:
+    def step(self, event: ShellEvent | autoscaling.HookEnded, now_s: float) -> list[Effect]:
         self.state.out = []
         self.state.now_s = now_s
         match event:
@@ -199,6 +202,8 @@ class Master:
                 self.state.usage.unreadable = event.damaged.get(USAGE_BUCKET, frozenset())
                 self.state.pool.unreadable = event.damaged.get(NODES_BUCKET, frozenset())
                 self._recover(event.epoch, event.records, now_s)
+            case autoscaling.HookEnded():
+                autoscaling.ended(self.state, self.scaling, event, now_s)
             case Draining():
                 pass  # The shell refuses what is new; what is begun needs nothing from here.
         if dispatch.dispatch(self.state, now_s):
@@ -240,6 +245,8 @@ class Master:
         policies = records.get(gpu_policy.POLICIES_BUCKET, {})
         policy = policies.get(gpu_policy.POOL)
         gpu_policy.restore(state, policy if isinstance(policy, PolicyRecord) else None)
+        found_order = records.get(autoscaling.SCALING_BUCKET, {}).get(autoscaling.POOL)
+        autoscaling.recover(state, self.scaling, found_order, now_s)
         state.out.append(StartTimer(TickDue(), now_s + state.config.tick_s))
         for job in list(state.unsettled.values()):
             lifecycle.advance(state, job)
@@ -308,7 +315,10 @@ class Master:
         self.state.reply(token, usage_listing.answer(self.state, message, now_s))
 
     def _policy(self, token: int, message: GetPolicy, now_s: float) -> None:
-        self.state.reply(token, gpu_policy.info(self.state))
+        state = self.state
+        have = autoscaling.machines(state, now_s)
+        told = autoscaling.described(state, self.scaling, have)
+        self.state.reply(token, msgspec.structs.replace(gpu_policy.info(state), machines=told))
 
     def _set_policy(self, token: int, message: SetPolicy, now_s: float) -> None:
         self.state.reply(token, gpu_policy.set_policy(self.state, message, now_s))
@@ -432,6 +442,7 @@ class Master:
         for job in list(state.unsettled.values()):
             self._look_after(job, now_s)
         dispatch.tick(state, now_s)
+        autoscaling.tick(state, self.scaling, now_s)
 
     def _look_after(self, job: Job, now_s: float) -> None:
         """Find out whether it is dead, and order what nobody has confirmed."""

@@ -114,6 +114,8 @@ def _decide(state: State, schedule: Schedule, view: View, now_s: float) -> Decis
         schedule.failure = failure
         return None
     schedule.failure = ""
+    if decision.desired_nodes is not None:
+        schedule.nodes_wanted = decision.desired_nodes
     if view.now_s < decision.wake_s < inf and decision.wake_s != schedule.wake_s:
         state.out.append(StartTimer(DecisionDue(schedule.name), decision.wake_s))
     schedule.wake_s = decision.wake_s

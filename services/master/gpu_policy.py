@@ -135,6 +135,8 @@ def scheduler(
         raise ConfigRejected(
             f"there is no GPU policy {policy!r}; choose one of {', '.join(live_policies())}"
         )
+    if config.autoscale_hook and policy == "pollux":
+        settings = {"scale_nodes_max": str(config.autoscale_nodes_max)} | dict(settings)
     return Scheduler(make(policy, settings), gpu_rules(config))
 
 

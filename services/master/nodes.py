@@ -127,6 +127,8 @@ class Nodes:
         self._silent_s = silent_s
         self._nodes: dict[NodeId, _Node] = {}
         self._avoided: dict[NodeId, _Avoided] = {}
+        self.leaving: frozenset[NodeId] = frozenset()
+        """Machines that are being returned: no job is started there."""
         self.taken: Counter[NodeId] = Counter()
         """Slots that are promised to jobs without GPUs, by their records."""
 
@@ -193,12 +195,16 @@ class Nodes:
 
     def _usable(self, node: NodeId, now_s: float) -> bool:
         avoided = self._avoided.get(node)
-        return not self.silent(node, now_s) and (avoided is None or avoided.until_s <= now_s)
+        kept = avoided is None or avoided.until_s <= now_s
+        return kept and node not in self.leaving and not self.silent(node, now_s)
 
     def slots(self, now_s: float) -> tuple[Capacity, ...]:
-        """Slots of each node that was ever heard; none while it is silent."""
+        """Slots of each node that was ever heard; none while it is silent, or is returned."""
         return tuple(
-            Capacity(id, 0 if self.silent(id, now_s) else int(node.heartbeat.slots))
+            Capacity(
+                id,
+                0 if id in self.leaving or self.silent(id, now_s) else int(node.heartbeat.slots),
+            )
             for id, node in sorted(self._nodes.items())
         )
 
@@ -228,7 +234,7 @@ class Nodes:
         slots = {
             id: int(node.heartbeat.slots)
             for id, node in sorted(self._nodes.items())
-            if now_s - node.seen_s <= self._silent_s
+            if now_s - node.seen_s <= self._silent_s and id not in self.leaving
         }
         return Room(
             free={id: count - self.taken[id] for id, count in slots.items()},

@@ -37,6 +37,8 @@ class Schedule:
     """Waiting job -> the kind of reason that was last told."""
     split: dict[JobId, str] = field(default_factory=dict)
     """Job -> why what the policy gave it last was not carried out: it splits a process."""
+    nodes_wanted: int | None = None
+    """Machines that the policy asked for last; None: it has no opinion."""
     decisions: int = 0
     failures: int = 0
     """Decisions that the policy failed to make, or that could not be carried out."""

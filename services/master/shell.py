@@ -11,6 +11,7 @@ import msgspec
 from slackwater.common.base.errors import ConfigRejected
 from slackwater.common.base.limits import ADMISSIONS_MAX
 from slackwater.common.shell.definition import Level, ServiceDefinition
+from slackwater.common.shell.effect_runner import handlers, on
 from slackwater.common.shell.metrics import NO_TENANT
 from slackwater.common.shell.world import World
 from slackwater.schemas import subjects
@@ -45,13 +46,15 @@ from slackwater.schemas.job_requests import (
 )
 from slackwater.schemas.job_states import JobState
 from slackwater.schemas.jobs import JobEvent, JobRecord
-from slackwater.schemas.scheduling import GetPolicy, PolicyRecord, SetPolicy
+from slackwater.schemas.scheduling import GetPolicy, PolicyRecord, ScalingRecord, SetPolicy
 from slackwater.schemas.telemetry import GoodputReport, IterationsObserved, JobProfiled
 from slackwater.schemas.tenants import ListTenants, TenantInfo
 from slackwater.schemas.traffic import TrafficObserved
 from slackwater.schemas.usage import GetUsage, UsageRecord
 from slackwater.schemas.usage import UsageSums as Sums
 from slackwater.schemas.workers import WorkerExited
+from slackwater.services.master import hook
+from slackwater.services.master.autoscaling import SCALING_BUCKET, CallHook
 from slackwater.services.master.config import MasterConfig
 from slackwater.services.master.core import Master
 from slackwater.services.master.fact_stream import keep_facts
@@ -111,6 +114,7 @@ def definition(
             NODES_BUCKET: AggregatorRecord,
             POLICIES_BUCKET: PolicyRecord,
             USAGE_BUCKET: UsageRecord,
+            SCALING_BUCKET: ScalingRecord,
         },
         endpoints=ENDPOINTS,
         concurrency={"submit": ADMISSIONS_MAX},
@@ -125,6 +129,7 @@ def definition(
             subjects.events("job", fact="optimizer-state-lost"): JobEvent,
         },
         service_gauges=lambda: service_gauges(core.state, world.clock.now_s()),
+        handlers=handlers(CallHook, on(CallHook, hook.call)),
         tasks=(keep_facts(world, config),),
     )
 

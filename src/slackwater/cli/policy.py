@@ -109,6 +109,8 @@ def _tell(info: PolicyInfo, json: bool) -> None:
         "Jobs": f"{info.running} running, {info.waiting} waiting",
         "Decisions": f"{info.decisions}, {info.failures} failed",
     }
+    if info.machines:
+        rows["Machines"] = info.machines
     if info.reason:
         rows["Failed"] = info.reason
     for label, text in rows.items():

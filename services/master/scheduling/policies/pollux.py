@@ -177,6 +177,7 @@ class Pollux:
         scale_up: AtLeast0 = 2 / 3,
         scale_to: AtLeast0 = 1 / 2,
         scale_down: AtLeast0 = 0.0,
+        scale_nodes_max: Steps = 0,
     ) -> None:
         if not 0 <= scale_down < scale_to < scale_up:
             raise ConfigRejected(
@@ -187,7 +188,7 @@ class Pollux:
         self.gpus_max, self.growth, self.avoid_interference = gpus_max, growth, avoid_interference
         self.steps, self.seed = steps, seed
         self.scale, self.scale_up, self.scale_to = scale, scale_up, scale_to
-        self.scale_down = scale_down
+        self.scale_down, self.scale_nodes_max = scale_down, scale_nodes_max
         self.divisible = not scale
 
     def allocate(self, view: View, memory: Any) -> tuple[Plan, Any]:
@@ -217,7 +218,7 @@ class Pollux:
             ]
             desired, scaling = pollux_scaling.desired_nodes(
                 view.cluster, candidates, kept.scaling,
-                self.scale_down, self.scale_to, self.scale_up,
+                self.scale_down, self.scale_to, self.scale_up, self.scale_nodes_max,
             )  # fmt: skip
         memory = Memory(
             tuple(job.id for job in jobs),

@@ -52,8 +52,10 @@ def desired_nodes(
     down: float,
     to: float,
     up: float,
+    nodes_max: int = 0,
 ) -> tuple[int, History]:
-    """How many machines, and the history to keep."""
+    """How many machines, and the history to keep. `nodes_max`: how many there may be; 0: those that
+    are known, up or not."""
     node_gpus = max(1, cluster.node_gpus_max)
     nodes = sum(1 for node in cluster.nodes if node.gpus)
     now = sum(_ratio(j.model, int(j.row.sum()), int(np.count_nonzero(j.row))) for j in jobs)
@@ -67,7 +69,11 @@ def desired_nodes(
         return nodes, history
     # No further than the jobs may grow in one round: beyond that nothing was measured.
     reach = max(1, ceil(sum(job.gpus_max for job in jobs) / node_gpus))
-    sizes = range(1, nodes) if utility < down else range(nodes + 1, len(cluster.nodes) + 1)
+    sizes = (
+        range(1, nodes)
+        if utility < down
+        else range(nodes + 1, (nodes_max or len(cluster.nodes)) + 1)
+    )
     within = [n for n in sizes if n <= reach] or [nodes]
     return min(within, key=lambda n: (abs(_predict(jobs, n, node_gpus) - to), n)), history
 
