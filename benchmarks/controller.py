@@ -25,8 +25,9 @@ from figures import Figure, Row, show, this_command, write_json
 from slackwater.common.base.effects import Effect, ShellEvent
 from slackwater.loadgen.simulator.pool.world import MASTER, World
 from slackwater.schemas.base import JobId, Message
+from slackwater.schemas.job_events import JobEvent
 from slackwater.schemas.job_requests import CancelJob, RegisterJob
-from slackwater.schemas.jobs import JobEvent, JobSpec, TensorSpec
+from slackwater.schemas.jobs import JobSpec, TensorSpec
 from slackwater.schemas.placement import Profile
 from slackwater.schemas.telemetry import JobProfiled, WindowMeasured
 from slackwater.services.controller.config import ControllerConfig

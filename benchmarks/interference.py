@@ -48,7 +48,8 @@ from slackwater.common.shell.config import write_config
 from slackwater.loadgen.emulate import Emulation, iterate
 from slackwater.loadgen.replay.workload import COMPUTE_S
 from slackwater.schemas import subjects
-from slackwater.schemas.jobs import JobEvent, JobSpec
+from slackwater.schemas.job_events import JobEvent
+from slackwater.schemas.jobs import JobSpec
 from slackwater.schemas.placement import Located, LocateJob, MigrationEvent
 
 MODEL = "alexnet"

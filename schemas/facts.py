@@ -4,7 +4,7 @@ from typing import Any, Final, TypeAlias, get_args
 
 from slackwater.schemas.base import Message
 from slackwater.schemas.cluster import AggregatorFact, AllocationEvent
-from slackwater.schemas.jobs import JobEvent
+from slackwater.schemas.job_events import JobEvent
 from slackwater.schemas.memory import SlabEvent, SpanEvent
 from slackwater.schemas.placement import MigrationEvent, TensorCopyDone, WorkerDone
 from slackwater.schemas.scheduling import PolicyEvent

@@ -555,8 +555,9 @@ folder, or its name alone."""
 OTHERS_FILES = {
     "train.py", "run_sim.py",
     "evaluate.py", "train_v2.py",
+    "examples/pytorch/mnist/mnist.py", "ddp_train.py", "mnist/main.py",
 }  # fmt: skip
-"""Users' programs in examples, and files of the artifacts that we compare with."""
+"""Users' programs in examples, files of the artifacts that we compare with, public scripts."""
 
 
 @cache

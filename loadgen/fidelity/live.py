@@ -20,8 +20,9 @@ from slackwater.loadgen.fidelity.jobs import LiveJob, progress
 from slackwater.loadgen.fidelity.training import Training
 from slackwater.schemas import subjects
 from slackwater.schemas.base import JobId
+from slackwater.schemas.job_events import JobEvent
 from slackwater.schemas.job_states import TERMINAL_STATES
-from slackwater.schemas.jobs import JobEvent, JobRecord
+from slackwater.schemas.jobs import JobRecord
 from slackwater.schemas.telemetry import IterationsObserved
 
 log = structlog.get_logger()

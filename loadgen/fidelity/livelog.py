@@ -14,8 +14,8 @@ from slackwater.loadgen.fidelity.live import LiveRun
 from slackwater.loadgen.simulator.gpu.eventlog import EventLog, event_log
 from slackwater.loadgen.simulator.gpu.outcome import Outcome, Result, Segment
 from slackwater.schemas.gpus import NodeAllocation, held
+from slackwater.schemas.job_events import JobEvent
 from slackwater.schemas.job_states import TERMINAL_STATES
-from slackwater.schemas.jobs import JobEvent
 from slackwater.services.master.scheduling.view import NO_RULES, Allocation, Rules
 
 

@@ -17,7 +17,7 @@ from slackwater.common.shell.client import Client
 from slackwater.loadgen.replay import session
 from slackwater.loadgen.replay.experiment import OnPhase, mismatches_of
 from slackwater.loadgen.replay.workload import PlannedJob, Workload, emulated
-from slackwater.schemas.jobs import JobEvent
+from slackwater.schemas.job_events import JobEvent
 
 NODES: Final = 2
 GPUS_PER_NODE: Final = 4

@@ -9,7 +9,7 @@ from slackwater.common.domains.facts import sentences
 from slackwater.common.domains.facts.timeline import UNDONE, Migration, Timeline
 from slackwater.loadgen.replay.measures import LOSS_LIMIT
 from slackwater.schemas.cluster import AllocationEvent
-from slackwater.schemas.jobs import JobEvent
+from slackwater.schemas.job_events import JobEvent
 from slackwater.schemas.placement import MigrationEvent
 
 Kind = Literal[

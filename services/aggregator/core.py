@@ -35,7 +35,7 @@ from slackwater.common.domains.slots.rules import RULES
 from slackwater.schemas import subjects
 from slackwater.schemas.base import NOT_FOUND, AggregatorId, JobId, Message, Ok, Refused
 from slackwater.schemas.cluster import ARRIVED_MAX, WorkersAt
-from slackwater.schemas.jobs import JobEvent
+from slackwater.schemas.job_events import JobEvent
 from slackwater.schemas.placement import (
     BucketHeld,
     BucketsHeld,

@@ -31,6 +31,7 @@ from slackwater.common.domains.slots.frames import (
     SeedAsked,
     decode_hello,
 )
+from slackwater.common.domains.slots.layout import tensor_at
 from slackwater.common.domains.slots.region import SlotRegion
 from slackwater.common.domains.slots.tokens import process_token
 from slackwater.common.domains.slots.virtual import process_of
@@ -254,7 +255,8 @@ class DataPlane:
             case Verdict.AHEAD:
                 answered = bucket.answered(session.rank)
                 held.slots.set_pushed(session.rank, answered)
-                self._refuse(bucket, held, session.rank, iteration, held.slots.tensor_at(0), (
+                first = tensor_at(held.slots.tensors, 0)
+                self._refuse(bucket, held, session.rank, iteration, first, (
                     f"version {answered} is complete: push iteration {answered + 1} next"
                 ))  # fmt: skip
                 return

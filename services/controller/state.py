@@ -21,7 +21,7 @@ from slackwater.common.base.transitions import Story
 from slackwater.schemas import subjects
 from slackwater.schemas.base import RUNS_MAX, AggregatorId, ClusterId, JobId, Message
 from slackwater.schemas.cluster import AggregatorDrain, AggregatorFact, AggregatorHeartbeat
-from slackwater.schemas.jobs import JobEvent
+from slackwater.schemas.job_events import JobEvent
 from slackwater.schemas.placement import BucketPlace, Endpoint, JobPlacement, Phase, SlotPlan
 from slackwater.schemas.telemetry import WindowMeasured
 from slackwater.services.controller.config import ControllerConfig

@@ -60,6 +60,7 @@ from slackwater.schemas.cluster import (
     NodeList,
     WorkerHeartbeat,
 )
+from slackwater.schemas.job_events import JobEvent
 from slackwater.schemas.job_requests import (
     AskMissing,
     AskSize,
@@ -79,7 +80,7 @@ from slackwater.schemas.job_requests import (
     ScaleJob,
     SubmitJob,
 )
-from slackwater.schemas.jobs import JobEvent, JobRecord, upgraded
+from slackwater.schemas.jobs import JobRecord, upgraded
 from slackwater.schemas.scheduling import GetPolicy, PolicyRecord, SetPolicy
 from slackwater.schemas.telemetry import GoodputReport, IterationsObserved, JobProfiled
 from slackwater.schemas.tenants import ListTenants, TenantList

@@ -28,6 +28,7 @@ from slackwater.schemas.cluster import (
     ListNodes,
     WorkerHeartbeat,
 )
+from slackwater.schemas.job_events import JobEvent
 from slackwater.schemas.job_requests import (
     AskMissing,
     AskSize,
@@ -45,7 +46,7 @@ from slackwater.schemas.job_requests import (
     SubmitJob,
 )
 from slackwater.schemas.job_states import JobState
-from slackwater.schemas.jobs import JobEvent, JobRecord
+from slackwater.schemas.jobs import JobRecord
 from slackwater.schemas.scheduling import GetPolicy, PolicyRecord, ScalingRecord, SetPolicy
 from slackwater.schemas.telemetry import GoodputReport, IterationsObserved, JobProfiled
 from slackwater.schemas.tenants import ListTenants, TenantInfo

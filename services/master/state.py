@@ -19,8 +19,9 @@ from slackwater.schemas import subjects
 from slackwater.schemas.base import ClusterId, JobId, Message, Refused
 from slackwater.schemas.cluster import TenantUse
 from slackwater.schemas.gpus import GpuId
+from slackwater.schemas.job_events import JobEvent
 from slackwater.schemas.job_states import HOLDING_STATES, TERMINAL_STATES, WAITING_STATES
-from slackwater.schemas.jobs import JobEvent, JobRecord, JobSpec
+from slackwater.schemas.jobs import JobRecord, JobSpec
 from slackwater.schemas.scheduling import PolicyRecord
 from slackwater.schemas.tenants import TenantInfo
 from slackwater.services.master.admission import (

@@ -25,8 +25,8 @@ from slackwater.common.base.effects import (
 from slackwater.common.base.limits import JOBS_MAX
 from slackwater.schemas import subjects
 from slackwater.schemas.base import BUCKETS_MAX, JobId, Message
+from slackwater.schemas.job_events import JobEvent
 from slackwater.schemas.job_states import TERMINAL_STATES
-from slackwater.schemas.jobs import JobEvent
 from slackwater.schemas.placement import Profile
 from slackwater.schemas.telemetry import (
     HostLoad,

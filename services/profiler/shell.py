@@ -8,7 +8,7 @@ from slackwater.common.shell.definition import Level, Port, ServiceDefinition
 from slackwater.common.shell.effect_runner import handlers, on
 from slackwater.common.shell.world import World
 from slackwater.schemas import subjects
-from slackwater.schemas.jobs import JobEvent
+from slackwater.schemas.job_events import JobEvent
 from slackwater.schemas.telemetry import HostLoad, IterationsObserved, TasksObserved
 from slackwater.services.profiler.config import ProfilerConfig
 from slackwater.services.profiler.core import HostMeasured, MeasureHost, Profiler

@@ -26,8 +26,9 @@ from slackwater.common.store.memory import SeededStoreFaults
 from slackwater.schemas import subjects
 from slackwater.schemas.base import AggregatorId, JobId, NodeId, Ok
 from slackwater.schemas.cluster import AggregatorHeartbeat, AllocationEvent
+from slackwater.schemas.job_events import JobEvent
 from slackwater.schemas.job_requests import FinishJob, JobRegistered, RegisterJob
-from slackwater.schemas.jobs import JobEvent, JobSpec, TensorSpec
+from slackwater.schemas.jobs import JobSpec, TensorSpec
 from slackwater.schemas.placement import (
     BucketHeld,
     BucketsHeld,

@@ -10,7 +10,7 @@ from slackwater.common.bus.memory import SeededFaults
 from slackwater.common.shell.simulated_loop import run_simulated
 from slackwater.common.store.memory import SeededStoreFaults
 from slackwater.schemas.cluster import AllocationEvent
-from slackwater.schemas.jobs import JobEvent
+from slackwater.schemas.job_events import JobEvent
 from slackwater.schemas.placement import (
     MigrationEvent,
 )

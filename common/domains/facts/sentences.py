@@ -6,7 +6,7 @@ from typing import Final, assert_never
 from slackwater.common.base.words import number_of
 from slackwater.schemas.cluster import AggregatorFact, AllocationEvent
 from slackwater.schemas.facts import Fact
-from slackwater.schemas.jobs import JobEvent
+from slackwater.schemas.job_events import JobEvent
 from slackwater.schemas.memory import SlabEvent, SpanEvent
 from slackwater.schemas.placement import MigrationEvent, TensorCopyDone, WorkerDone
 from slackwater.schemas.scheduling import PolicyEvent

@@ -12,8 +12,9 @@ from slackwater.common.domains.facts.sentences import named
 from slackwater.schemas.base import Message
 from slackwater.schemas.cluster import AggregatorHeartbeat, AllocationEvent
 from slackwater.schemas.gpus import NodeAllocation, held
+from slackwater.schemas.job_events import JobEvent
 from slackwater.schemas.job_states import TERMINAL_STATES, WAITING_STATES, JobState
-from slackwater.schemas.jobs import JobEvent, JobSpec
+from slackwater.schemas.jobs import JobSpec
 from slackwater.schemas.placement import MigrationEvent, Profile, TensorCopyDone
 from slackwater.schemas.telemetry import (
     IterationsObserved,

@@ -22,7 +22,7 @@ from slackwater.common.domains.slots.gradient_squares import (
     FoldSquares,
 )
 from slackwater.common.domains.slots.kernels import KERNEL_DTYPES, Fold, fold_chunk
-from slackwater.common.domains.slots.layout import PAGE, PARAMETER_BYTES
+from slackwater.common.domains.slots.layout import PAGE, PARAMETER_BYTES, tensor_at
 from slackwater.common.domains.slots.region import FoldSpan, SlotRegion
 from slackwater.common.domains.slots.rules import RULES, Floats, Hyper, divisor, scalars, widen
 from slackwater.schemas.jobs import DType, UpdateRule
@@ -62,7 +62,7 @@ def check_hypers(region: SlotRegion, alone: int | None = None) -> Refusal | None
         hyper = region.hyper(rank)
         why = rule.fault(hyper) or rule.difference(hyper, reference)
         if why:
-            return Refusal(region.tensor_at(0), rank, why)
+            return Refusal(tensor_at(region.tensors, 0), rank, why)
     region.accepted = pushed
     return None
 
@@ -252,7 +252,9 @@ def blame(region: SlotRegion, alone: int | None = None) -> Refusal:
             if not finite.all():
                 element = lo + int(np.argmin(finite))
                 value = _value(region, region.gradient(rank), element)
-                return Refusal(region.tensor_at(element), rank, f"its gradient contains {value}")
+                return Refusal(
+                    tensor_at(region.tensors, element), rank, f"its gradient contains {value}"
+                )
     return _blame_overflow(region, _ranks(region, alone))
 
 
@@ -269,9 +271,9 @@ def _blame_overflow(region: SlotRegion, ranks: Sequence[int]) -> Refusal:
                 worst = int(np.argmax(values))
                 old = _value(region, region.parameters(region.version), element)
                 why = f"the update overflows: gradient {values[worst]:g}, parameter {old:g}"
-                return Refusal(region.tensor_at(element), ranks[worst], why)
+                return Refusal(tensor_at(region.tensors, element), ranks[worst], why)
     why = "the update was not finite, and a second one was"
-    return Refusal(region.tensor_at(0), ranks[0], why)
+    return Refusal(tensor_at(region.tensors, 0), ranks[0], why)
 
 
 def _value(region: SlotRegion, array: NDArray[np.generic], element: int) -> float:

@@ -12,7 +12,8 @@ import numpy as np
 
 from slackwater.common.domains.slots.gpu_kernels import FoldKernels, kernels_of
 from slackwater.common.domains.slots.layout import HEADER_BYTES, Geometry
-from slackwater.common.domains.slots.region import STORED_DTYPES, RegionRecord, SlotRegion
+from slackwater.common.domains.slots.region import RegionRecord, SlotRegion
+from slackwater.common.domains.slots.rules import STORED_DTYPES
 from slackwater.common.transport.gpu import Device, DeviceArray, DeviceMemory, DeviceRegion
 from slackwater.common.transport.region import Region
 from slackwater.schemas.jobs import TensorSpec

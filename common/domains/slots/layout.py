@@ -14,6 +14,7 @@ ready together in the backward pass. The plan depends on the tensors alone.
 Every part begins on a page. Offsets are what a remote party writes to and reads from.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Final
@@ -60,6 +61,16 @@ HEADER_BYTES: Final = 4 * PAGE
 
 assert RANKS_OFFSET + WORKERS_MAX * RANK_STRIDE <= HEADER_BYTES
 assert HYPER_BYTES + 7 * WORD <= RANK_STRIDE
+
+
+def tensor_at(tensors: Sequence[TensorSpec], element: int) -> str:
+    """Return the name of the tensor that an element of the bucket belongs to."""
+    end = 0
+    for tensor in tensors:
+        end += element_count(tensor)
+        if element < end:
+            return tensor.name
+    raise IndexError(f"element {element} of {end}")
 
 
 def element_count(tensor: TensorSpec) -> int:

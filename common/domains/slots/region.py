@@ -46,10 +46,10 @@ from slackwater.common.domains.slots.layout import (
     pages,
     size_bytes,
 )
-from slackwater.common.domains.slots.rules import Floats, Hyper
+from slackwater.common.domains.slots.rules import STORED_DTYPES, Floats, Hyper
 from slackwater.common.domains.slots.sizes import SIZES, Sizes
 from slackwater.schemas.base import Record
-from slackwater.schemas.jobs import DType, TensorSpec
+from slackwater.schemas.jobs import TensorSpec
 from slackwater.schemas.placement import BucketLayout, JobPlan, Tensors
 
 if TYPE_CHECKING:
@@ -70,12 +70,6 @@ ORDER_OFFSET: Final = 512
 ORDER_BYTES_MAX: Final = 3072
 _ORDER = struct.Struct("<II")
 """The order's CRC-32 and its length; it lies in page 0, after the identity."""
-STORED_DTYPES: Final[dict[DType, type[np.generic]]] = {
-    "float32": np.float32,
-    "float16": np.float16,
-    "bfloat16": np.uint16,
-}
-"""A slot's numbers as numpy has them."""
 
 
 def _word_index(number: int) -> int:
@@ -494,15 +488,6 @@ class SlotRegion:
     @property
     def tensors(self) -> tuple[TensorSpec, ...]:
         return self.record.tensors
-
-    def tensor_at(self, element: int) -> str:
-        """The name of the tensor that an element of the bucket belongs to."""
-        end = 0
-        for tensor in self.record.tensors:
-            end += element_count(tensor)
-            if element < end:
-                return tensor.name
-        raise IndexError(f"element {element} of {end}")
 
 
 def _encode(plan: JobPlan, bucket: BucketLayout, tensors: Sequence[TensorSpec]) -> bytes:

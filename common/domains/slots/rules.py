@@ -37,9 +37,15 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from slackwater.schemas.jobs import UpdateRule
+from slackwater.schemas.jobs import DType, UpdateRule
 
 Floats = NDArray[np.float32]
+STORED_DTYPES: Final[dict[DType, type[np.generic]]] = {
+    "float32": np.float32,
+    "float16": np.float16,
+    "bfloat16": np.uint16,
+}
+"""A slot's numbers as numpy has them."""
 
 _BLOCK: Final = struct.Struct("<8d")
 _NOTHING: Final = 2.0**-60

@@ -23,8 +23,9 @@ from slackwater.loadgen.simulator.pool.profiles import SERVER_CORES, PoolJob, co
 from slackwater.loadgen.simulator.pool.world import MASTER, World
 from slackwater.schemas.base import AGGREGATORS_MAX, ClusterId, JobId, Message
 from slackwater.schemas.cluster import AllocationEvent
+from slackwater.schemas.job_events import JobEvent
 from slackwater.schemas.job_requests import CancelJob, RegisterJob
-from slackwater.schemas.jobs import JobEvent, JobSpec
+from slackwater.schemas.jobs import JobSpec
 from slackwater.schemas.placement import MigrationEvent
 from slackwater.schemas.telemetry import JobProfiled
 from slackwater.services.controller.config import ControllerConfig

@@ -33,10 +33,10 @@ from slackwater.agent.local import JOB as LOCAL
 from slackwater.agent.local import Local
 from slackwater.agent.on_device import arrived
 from slackwater.agent.optimizer_state import TensorState, read_states
-from slackwater.agent.push_hyper import explicit_momentum, hyper_of
+from slackwater.agent.push_hyper import hyper_of, left_to_give
 from slackwater.agent.region_access import Array
 from slackwater.agent.session import Session
-from slackwater.agent.snapshot import Snapshots
+from slackwater.agent.snapshot import reads_of
 from slackwater.agent.worker_bucket import WorkerBucket, check_gradient, read_tensors, unfit
 from slackwater.common.base import limits
 from slackwater.common.base.errors import GradientRefused, Rejected
@@ -84,13 +84,11 @@ class Agent:
         (float32), or to a shape, which means zeros; rank 0's are the job's. `transport`: insist on
         "shm" or "tcp"; "auto": the best that both ends have. `deadline_s`: of every wait; `open_s`:
         of the constructor's, where it is another one. `groups`: tensors of different groups may be
-        pushed with different hyper-parameters. `consistency` and
-        `staleness`, where given, must be what the job was submitted with. `device`: "cuda" or
-        "cuda:1": gradients and parameters are arrays on that GPU (cupy's, or PyTorch's).
-        `total_momentum`: momenta are what all of an asynchronous job is to have, each push is given
-        what its number of workers leaves of that (push_hyper.py).
-        `fractional_share`: aggregators of less than a core will do (an emulated pool's). `noise`:
-        measure what `gradient_squares` returns.
+        pushed with different hyper-parameters. `consistency` and `staleness`, where given, must be
+        what the job was submitted with. `device`: "cuda" or "cuda:1": gradients and parameters are
+        arrays on that GPU (cupy's, or PyTorch's). `total_momentum`: momenta are those of a whole
+        asynchronous job (push_hyper.py). `fractional_share`: aggregators of less than a core will
+        do (an emulated pool's). `noise`: measure what `gradient_squares` returns.
 
         Raises Rejected when the job cannot be had as described, DeadlineExceeded when it does not
         come about in time, Unavailable when nobody listens, ConfigRejected for `credentials`.
@@ -162,8 +160,8 @@ class Agent:
             for position, spec in enumerate(bucket.tensors)
         }
         self._divided = self._find_divided()
-        self._iteration = min(bucket.iteration for bucket in self._buckets)
-        newest = max(bucket.iteration for bucket in self._buckets)
+        iterations = [bucket.iteration for bucket in self._buckets]
+        self._iteration, newest = min(iterations), max(iterations)
         self._retried = newest if newest > self._iteration else None
         self._standing = {
             (bucket.index, position)
@@ -267,8 +265,7 @@ class Agent:
         elif len(bucket.missing) == len(bucket.tensors):
             bucket.hyper = self._usual  # The first of an iteration.
         if self._total_momentum and len(bucket.missing) == 1:  # It goes with this tensor.
-            given = explicit_momentum(bucket.hyper.momentum, self.workers)
-            bucket.hyper = bucket.hyper._replace(momentum=given)
+            bucket.hyper = left_to_give(bucket.hyper, self.workers)
         before = bucket.iteration
         bucket.put(at, gradient)
         self._session.progress.bytes_pushed += bucket.gradients[at].nbytes
@@ -285,8 +282,7 @@ class Agent:
         if name in self._divided:
             return self._divided[name].gradient()
         bucket, position = self._place(name)
-        view = bucket.gradients[position]
-        bucket.handed_out_views[position] = view
+        view = bucket.handed_out_views[position] = bucket.gradients[position]
         return self._presented(view)
 
     def pull(self, name: str, out: Any = None) -> Any:
@@ -322,9 +318,7 @@ class Agent:
         """Until the last pushed iteration of these tensors (None: of all) has been applied.
         Returns how many iterations have been waited for whole."""
         if names is None:
-            self._confirm(
-                (bucket, at) for bucket in self._buckets for at in range(len(bucket.tensors))
-            )
+            self._confirm((each, at) for each in self._buckets for at in range(len(each.tensors)))
         else:
             self._confirm(place for name in names for place in self._places_of(name))
         return self._iteration
@@ -341,8 +335,8 @@ class Agent:
     def step(self, gradients: Mapping[str, Array], **hyper: float) -> dict[str, Floats]:
         """Push every tensor's gradient, wait for the update, return the parameters (as `pull`)."""
         missing = [name for name in self._places if name not in gradients]
-        if missing or len(gradients) != len(self._places):
-            unknown = [name for name in gradients if name not in self._places]
+        unknown = [name for name in gradients if name not in self._places]
+        if missing or unknown:
             raise Rejected(
                 f"job {self.job}: a step takes every tensor once; missing {missing[:5]}, "
                 f"unknown {unknown[:5]}"
@@ -364,8 +358,7 @@ class Agent:
 
     def versions(self) -> tuple[int, int]:
         """The oldest and the newest version among the buckets: equal after `wait()`."""
-        versions = [bucket.version for bucket in self._buckets]
-        return min(versions), max(versions)
+        return min(b.version for b in self._buckets), max(b.version for b in self._buckets)
 
     def gradient_squares(self, iteration: int) -> GradientSquares | None:
         """Return the squared lengths of the gradients of an iteration that was waited for whole,
@@ -377,8 +370,7 @@ class Agent:
     def reads(self) -> tuple[int, int]:
         """Count how often all buckets' parameters were read over a network, and how many of these
         reads an update overtook. Both are 0 for a synchronous job."""
-        copies = [c.staging for c in self._buckets if isinstance(c.staging, Snapshots)]
-        return sum(each.reads for each in copies), sum(each.torn for each in copies)
+        return reads_of(bucket.staging for bucket in self._buckets)
 
     # How it works ---------------------------------------------------------------------------------
 
@@ -440,7 +432,7 @@ class Agent:
                     f"these tensors, which share a bucket, are pushed: {', '.join(names[:5])}"
                 )
             named[bucket.index] = bucket
-        buckets = [bucket for bucket in named.values() if not self._stands(bucket)]
+        buckets = [each for each in named.values() if not self._stands(each)]
         needed_s = time.monotonic()
         self._settle(buckets)
         for bucket in buckets:
@@ -459,8 +451,8 @@ class Agent:
         if self._retried is not None and complete >= self._retried:
             self._retried = None
         now_s = time.monotonic()
-        ended = complete - self._iteration
-        self._session.progress.durations_s.extend([(now_s - self._ended_s) / ended] * ended)
+        durations_s, ended = self._session.progress.durations_s, complete - self._iteration
+        durations_s.extend([(now_s - self._ended_s) / ended] * ended)
         self._ended_s, self._iteration = now_s, complete
         self._behind = sum(bucket.confirmed <= complete for bucket in self._buckets)
         self._session.on_boundary(complete)

@@ -35,3 +35,9 @@ def explicit_momentum(total: float, workers: int) -> float:
     """Return what is left to give of a `total` momentum with so many workers: at least 0, where
     asynchrony alone has more."""
     return max(0.0, total - implicit_momentum(workers))
+
+
+def left_to_give(hyper: Hyper, workers: int) -> Hyper:
+    """Return hyper-parameters whose momentum is that of a whole job as one of its workers pushes
+    them."""
+    return hyper._replace(momentum=explicit_momentum(hyper.momentum, workers))

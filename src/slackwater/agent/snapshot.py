@@ -13,6 +13,7 @@ there, at the begin and after a move, the newest parameters are read as above.
 import asyncio
 import struct
 import threading
+from collections.abc import Iterable
 from typing import Final
 
 import numpy as np
@@ -66,6 +67,13 @@ class Snapshots(Staging):
             own = version & 1
             self.parameters[own], self._incoming = self._incoming, self.parameters[own]
             self.applied[own], self.taken = applied, version
+
+
+def reads_of(stagings: Iterable[object]) -> tuple[int, int]:
+    """Count how often parameters were read over a network into these, and how many of these reads
+    an update overtook."""
+    copies = [each for each in stagings if isinstance(each, Snapshots)]
+    return sum(each.reads for each in copies), sum(each.torn for each in copies)
 
 
 class Snapshot(InPlace):

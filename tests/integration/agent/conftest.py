@@ -19,7 +19,7 @@ from slackwater.common.bus.base import Delivery, Endpoint, ServiceInfo
 from slackwater.common.bus.nats import NatsBus
 from slackwater.common.bus.server import NatsServer
 from slackwater.common.domains.slots import frames
-from slackwater.common.domains.slots.layout import plan_buckets
+from slackwater.common.domains.slots.layout import plan_buckets, tensor_at
 from slackwater.common.domains.slots.region import SlotRegion
 from slackwater.common.domains.slots.rules import Hyper, mean, scalars, step
 from slackwater.common.transport.base import Channel, Fabric, Listener
@@ -264,7 +264,7 @@ class StandIn:
                     handle=bucket,
                     iteration=slots.version + 1,
                     job=self.plan.job,
-                    tensor=slots.tensor_at(at),
+                    tensor=tensor_at(slots.tensors, at),
                     worker=rank,
                     why="element 0 is not finite",
                 )

@@ -29,8 +29,9 @@ from slackwater.common.transport.gpu import DeviceArray
 from slackwater.schemas import placement, subjects
 from slackwater.schemas.base import AggregatorId, ClusterId, JobId, Message, Ok, Refused
 from slackwater.schemas.cluster import AggregatorHeartbeat
+from slackwater.schemas.job_events import JobEvent
 from slackwater.schemas.job_requests import FinishJob, JobRegistered, RegisterJob
-from slackwater.schemas.jobs import JobEvent, JobSpec, TensorSpec, UpdateRule
+from slackwater.schemas.jobs import JobSpec, TensorSpec, UpdateRule
 
 ANSWERS = Ok | Refused | placement.BucketsHeld
 TOKEN = "of-the-cluster"

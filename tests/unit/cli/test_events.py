@@ -10,7 +10,7 @@ from slackwater.common.shell.world import SimWorld
 from slackwater.common.store.history import Keeping, Kept
 from slackwater.schemas import subjects
 from slackwater.schemas.base import AggregatorId, JobId
-from slackwater.schemas.jobs import JobEvent
+from slackwater.schemas.job_events import JobEvent
 from slackwater.schemas.placement import MigrationEvent
 from slackwater.schemas.telemetry import WindowMeasured
 

@@ -11,7 +11,7 @@ from slackwater.common.domains.facts.sentences import ROUTINE, listed, sentence
 from slackwater.schemas.base import AggregatorId, ClusterId, JobId, NodeId
 from slackwater.schemas.cluster import AggregatorFact, AllocationEvent
 from slackwater.schemas.facts import FACTS, Fact
-from slackwater.schemas.jobs import JobEvent
+from slackwater.schemas.job_events import JobEvent
 from slackwater.schemas.memory import SlabEvent, SpanEvent
 from slackwater.schemas.placement import MigrationEvent, Profile, TensorCopyDone, WorkerDone
 from slackwater.schemas.scheduling import PolicyEvent

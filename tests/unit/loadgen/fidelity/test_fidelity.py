@@ -26,7 +26,8 @@ from slackwater.loadgen.fidelity.live import LiveRun
 from slackwater.loadgen.fidelity.livelog import live_log, result_of, stretches
 from slackwater.loadgen.simulator.gpu.audit import audit
 from slackwater.schemas.base import JobId, NodeId
-from slackwater.schemas.jobs import JobEvent, JobRecord
+from slackwater.schemas.job_events import JobEvent
+from slackwater.schemas.jobs import JobRecord
 
 ORIGIN_S = 1_700_000_000.0
 

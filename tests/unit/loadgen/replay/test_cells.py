@@ -11,7 +11,8 @@ from slackwater.loadgen.replay.experiment import CONTROL_DUTY, Outcome, crowded
 from slackwater.loadgen.replay.measures import JobFigures, stable
 from slackwater.schemas.base import AggregatorId, ClusterId, JobId
 from slackwater.schemas.cluster import AllocationEvent
-from slackwater.schemas.jobs import JobEvent, JobSpec
+from slackwater.schemas.job_events import JobEvent
+from slackwater.schemas.jobs import JobSpec
 
 PAIR = Cell("figure 8", ("vgg19", "vgg19"), "edf", goal=0.5)
 

@@ -10,7 +10,8 @@ from slackwater.loadgen.replay.measures import JobFigures
 from slackwater.loadgen.replay.workload import shared_aggregation
 from slackwater.schemas.base import AggregatorId, ClusterId, JobId
 from slackwater.schemas.cluster import AggregatorHeartbeat, AllocationEvent
-from slackwater.schemas.jobs import JobEvent, JobSpec
+from slackwater.schemas.job_events import JobEvent
+from slackwater.schemas.jobs import JobSpec
 from slackwater.schemas.placement import MigrationEvent, TensorCopyDone
 
 WORK = shared_aggregation(time_scale=1.0, bytes_scale=0.1, seed=1)

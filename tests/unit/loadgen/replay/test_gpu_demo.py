@@ -8,7 +8,7 @@ from slackwater.common.domains.facts.timeline import Iteration, Timeline
 from slackwater.loadgen.replay import gpu_demo, report
 from slackwater.loadgen.replay.story import story
 from slackwater.schemas.base import JobId, NodeId
-from slackwater.schemas.jobs import JobEvent
+from slackwater.schemas.job_events import JobEvent
 
 BEGAN_S = 100.0
 LIFE = (

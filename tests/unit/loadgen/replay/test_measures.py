@@ -11,7 +11,8 @@ from slackwater.loadgen.replay import measures
 from slackwater.loadgen.replay.report import write_events
 from slackwater.schemas.base import AggregatorId, ClusterId, JobId
 from slackwater.schemas.cluster import AllocationEvent
-from slackwater.schemas.jobs import JobEvent, JobSpec
+from slackwater.schemas.job_events import JobEvent
+from slackwater.schemas.jobs import JobSpec
 from slackwater.schemas.placement import MigrationEvent, Profile
 from slackwater.schemas.telemetry import IterationsObserved, JobProfiled
 

@@ -7,7 +7,8 @@ from slackwater.loadgen.replay import display
 from slackwater.loadgen.replay.story import story
 from slackwater.schemas.base import AggregatorId, ClusterId, JobId
 from slackwater.schemas.cluster import AllocationEvent
-from slackwater.schemas.jobs import JobEvent, JobSpec
+from slackwater.schemas.job_events import JobEvent
+from slackwater.schemas.jobs import JobSpec
 from slackwater.schemas.placement import MigrationEvent, Profile
 from slackwater.schemas.telemetry import JobProfiled, WindowMeasured
 

@@ -18,7 +18,8 @@ from slackwater.common.domains.slots.layout import plan_buckets
 from slackwater.common.domains.slots.region import SlotRegion
 from slackwater.schemas.base import AggregatorId, ClusterId, JobId, Message, Ok, Refused
 from slackwater.schemas.cluster import WorkersAt
-from slackwater.schemas.jobs import JobEvent, TensorSpec, UpdateRule
+from slackwater.schemas.job_events import JobEvent
+from slackwater.schemas.jobs import TensorSpec, UpdateRule
 from slackwater.schemas.placement import (
     BucketHeld,
     BucketsHeld,

@@ -51,7 +51,8 @@ from slackwater.common.transport.region import Region
 from slackwater.schemas import subjects
 from slackwater.schemas.base import AggregatorId, ClusterId, JobId, Message, Ok, Refused
 from slackwater.schemas.cluster import AggregatorHeartbeat
-from slackwater.schemas.jobs import JobEvent, TensorSpec, UpdateRule
+from slackwater.schemas.job_events import JobEvent
+from slackwater.schemas.jobs import TensorSpec, UpdateRule
 from slackwater.schemas.placement import (
     BucketHeld,
     BucketsHeld,

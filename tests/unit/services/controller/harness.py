@@ -40,7 +40,8 @@ from slackwater.schemas.cluster import (
     ListAggregators,
     WorkersAt,
 )
-from slackwater.schemas.jobs import JobEvent, JobSpec, TensorSpec
+from slackwater.schemas.job_events import JobEvent
+from slackwater.schemas.jobs import JobSpec, TensorSpec
 from slackwater.schemas.placement import (
     BucketHeld,
     BucketsHeld,

@@ -30,7 +30,8 @@ from slackwater.schemas.cluster import (
     ClusterReport,
     WorkersAt,
 )
-from slackwater.schemas.jobs import Consistency, JobEvent, JobSpec, TensorSpec
+from slackwater.schemas.job_events import JobEvent
+from slackwater.schemas.jobs import Consistency, JobSpec, TensorSpec
 from slackwater.schemas.placement import (
     BucketHeld,
     BucketsHeld,

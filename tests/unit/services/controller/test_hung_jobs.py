@@ -5,7 +5,8 @@ from typing import Any
 from tests.unit.services.controller.harness import Harness, Pool, last, placed
 
 from slackwater.schemas.base import AggregatorId, Ok
-from slackwater.schemas.jobs import JobEvent, JobSpec
+from slackwater.schemas.job_events import JobEvent
+from slackwater.schemas.jobs import JobSpec
 from slackwater.schemas.placement import (
     BucketHeld,
     BucketsHeld,

@@ -6,7 +6,7 @@ import pytest
 from tests.unit.services.controller.harness import Harness, Pool, last, placed
 
 from slackwater.schemas.base import AggregatorId, JobId
-from slackwater.schemas.jobs import JobEvent
+from slackwater.schemas.job_events import JobEvent
 from slackwater.schemas.placement import Profile, ReleaseJob
 from slackwater.schemas.telemetry import JobProfiled
 from slackwater.services.controller import feedback

@@ -11,8 +11,8 @@ from slackwater.common.base.effects import Answered, Publish, Request
 from slackwater.schemas.base import JobId, NodeId
 from slackwater.schemas.cluster import WorkerHeartbeat
 from slackwater.schemas.hangs import Hang, LookAtRank, RankLook, RankLooked
+from slackwater.schemas.job_events import JobEvent
 from slackwater.schemas.job_requests import AskMissing, GetJob, JobInfo
-from slackwater.schemas.jobs import JobEvent
 from slackwater.schemas.telemetry import IterationsObserved
 from slackwater.services.master.keys import LookKey
 

@@ -8,7 +8,7 @@ from slackwater.common.base.effects import Publish
 from slackwater.schemas.base import JobId, NodeId
 from slackwater.schemas.cluster import WorkerHeartbeat
 from slackwater.schemas.gpus import Gpu
-from slackwater.schemas.jobs import JobEvent
+from slackwater.schemas.job_events import JobEvent
 
 LIMIT_S = 600.0
 

@@ -43,6 +43,7 @@ from slackwater.schemas.cluster import (
     TenantUse,
     WorkerHeartbeat,
 )
+from slackwater.schemas.job_events import JobEvent
 from slackwater.schemas.job_requests import (
     CancelJob,
     FinishJob,
@@ -55,7 +56,7 @@ from slackwater.schemas.job_requests import (
     RegisterJob,
     SubmitJob,
 )
-from slackwater.schemas.jobs import JobEvent, JobRecord, JobSpec, TensorSpec
+from slackwater.schemas.jobs import JobRecord, JobSpec, TensorSpec
 from slackwater.schemas.placement import PlaceJob, Profile, ReleaseJob
 from slackwater.schemas.telemetry import IterationsObserved, JobProfiled
 from slackwater.schemas.tenants import ListTenants, TenantInfo, TenantList

@@ -8,8 +8,8 @@ from tests.unit.services.master.test_master_core import orders
 
 from slackwater.common.base.effects import Answered, Effect, Publish, RefusedSoFar, Request
 from slackwater.schemas.base import CONFLICT, JobId, Message, NodeId, Ok, Refused
+from slackwater.schemas.job_events import JobEvent
 from slackwater.schemas.job_requests import PauseJob, ResumeJob
-from slackwater.schemas.jobs import JobEvent
 from slackwater.schemas.workers import (
     FETCH_VENV_S,
     Prepared,

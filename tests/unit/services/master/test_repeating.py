@@ -18,6 +18,7 @@ from tests.unit.services.master.test_master_core import (
 
 from slackwater.common.base.effects import Answered, EffectKey, Publish, Reply, Request
 from slackwater.schemas.base import RUN_ATTEMPTS, JobId, Message, NodeId, Ok, Refused
+from slackwater.schemas.job_events import JobEvent
 from slackwater.schemas.job_requests import (
     CancelJob,
     DeleteJob,
@@ -33,7 +34,7 @@ from slackwater.schemas.job_requests import (
     SubmitJob,
 )
 from slackwater.schemas.job_states import TERMINAL_STATES
-from slackwater.schemas.jobs import JobEvent, JobRecord
+from slackwater.schemas.jobs import JobRecord
 from slackwater.schemas.placement import PlaceJob, ReleaseJob
 from slackwater.schemas.workers import StartWorkers, StopWorkers, WorkerExited
 from slackwater.services.master.keys import Order, OrderKey

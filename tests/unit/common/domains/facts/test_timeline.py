@@ -10,8 +10,9 @@ from slackwater.common.domains.facts.timeline import Timeline, integral
 from slackwater.schemas.base import AggregatorId, ClusterId, JobId, NodeId
 from slackwater.schemas.cluster import AggregatorHeartbeat, AllocationEvent
 from slackwater.schemas.gpus import NodeAllocation
+from slackwater.schemas.job_events import JobEvent
 from slackwater.schemas.job_states import TERMINAL_STATES
-from slackwater.schemas.jobs import JobEvent, JobSpec
+from slackwater.schemas.jobs import JobSpec
 from slackwater.schemas.placement import MigrationEvent, TensorCopyDone
 from slackwater.schemas.telemetry import IterationsObserved, JobCpu, TaskCost, TasksObserved
 
