@@ -108,6 +108,7 @@ class InProcess:
                 update=type(update)(name=self.rule) if self.rule else update,  # type: ignore[arg-type]
                 consistency=spec.consistency,
                 staleness=spec.staleness,
+                noise=spec.noise,
                 layout_epoch=1,
                 token="",
             )

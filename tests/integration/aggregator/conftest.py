@@ -133,6 +133,7 @@ class Director:
             update=spec.update,
             consistency=spec.consistency,
             staleness=spec.staleness,
+            noise=spec.noise,
             layout_epoch=1,
             token=f"of-{spec.id}",
         )

@@ -10,6 +10,7 @@ from slackwater.common.domains.slots import folding
 from slackwater.common.domains.slots.folding import commit, fold, squares_of
 from slackwater.common.domains.slots.gradient_squares import FLOOR_PART
 from slackwater.common.domains.slots.layout import plan_buckets
+from slackwater.common.domains.slots.live import live_parts
 from slackwater.common.domains.slots.region import SlotRegion
 from slackwater.common.domains.slots.rules import RULES, Hyper, widen
 from slackwater.schemas.base import JobId
@@ -22,13 +23,19 @@ BETA2 = 0.9
 
 
 def region(
-    rule: str, workers: int, dtype: DType = "float32", *, noise: bool = True, elements: int = 300
+    rule: str,
+    workers: int,
+    dtype: DType = "float32",
+    *,
+    noise: bool = True,
+    elements: int = 300,
+    active: int = 0,
 ) -> SlotRegion:
     tensors = (TensorSpec(name="w", shape=(elements,)),)
     update = UpdateRule(name=rule, learning_rate=0.01, beta2=BETA2, weight_decay=0.1)  # type: ignore[arg-type]
     plan = JobPlan(
         job=JobId("j1"), workers=workers, gradient_dtype=dtype, update=update, layout_epoch=0,
-        token="", noise=noise,
+        token="", noise=noise, active=active,
     )  # fmt: skip
     bucket = plan_buckets(tensors)[0]
     memory = bytearray(SlotRegion.nbytes_of(plan, bucket, tensors))
@@ -240,3 +247,38 @@ def test_a_push_by_itself_is_not_measured() -> None:
     made = region("sgd", 2)
     push(made, np.random.default_rng(0))
     assert squares_of(made, alone=1) is None
+
+
+def test_only_ranks_that_count_are_summed() -> None:
+    """An elastic job of at most four workers begins with two, goes on with three, then with one."""
+    made = region("adam", 4, active=2)
+    counts = []
+    for version, active in enumerate((2, 2, 3, 1, 2), 1):
+        made.sizes.write(made.sizes.newest.then(version, active))
+        made.active = made.active_now
+        pushed = push(made, np.random.default_rng(version))[:active]
+        exact, _ = weights(made)
+        assert fold(made)
+        found = made.squares.at(commit(made))
+        counts.append(found.workers if found is not None else None)
+        if found is not None and found.workers:
+            assert (found.each, found.mean) == pytest.approx(expected(pushed, exact), rel=2e-3)
+    assert counts == [0, 2, 3, None, 2], "the first has no second moments, one worker no mean"
+
+
+def test_a_copy_to_another_host_brings_the_sums() -> None:
+    made = region("adam", 2)
+    for seed in range(2):
+        push(made, np.random.default_rng(seed))
+        assert fold(made)
+        commit(made)
+    assert made._buffer is not None
+    there = bytearray(len(made._buffer))
+    for first, nbytes in live_parts(made, len(there), made.all_pushed()):
+        there[first : first + nbytes] = made._buffer[first : first + nbytes]
+    copied = SlotRegion.open(there)
+    assert copied.squares.at(2) == made.squares.at(2)
+    first_floor, second_floor = squares_of(copied), squares_of(made)
+    assert first_floor is not None
+    assert second_floor is not None
+    assert first_floor.floor == second_floor.floor
