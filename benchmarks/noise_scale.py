@@ -3,14 +3,16 @@
 The fold of aggregators with both sums of squares against the same fold without, CPU time of one
 thread, in turns. Then a perceptron on scikit-learn's digits, batch 64, three seeds, trained by that
 fold with the gradients of 4 replicas, of 2, and of one that accumulates two halves: the estimate
-over the truth, which is of every example's gradient, in the second half of the run.
+over the truth, which is of every example's gradient, in the second half of the run. Last, jobs of
+two ranks with 40 MB of parameters on a live cluster, in turns: the aggregator's processor time.
 
-    python benchmarks/noise_scale.py [--part cost|truth] [--megabytes 32] [--rounds 9]
+    python benchmarks/noise_scale.py [--part cost|truth|live] [--megabytes 32] [--rounds 9]
 
 Halves are told by the worker, which does not have Adam's moments: theirs are not weighted.
 """
 
 import argparse
+import asyncio
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -18,8 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 from figures import Figure, Row, favour, show, write_json
 
+from slackwater.agent import Agent
 from slackwater.common.domains.models.gradient_noise import GradientSquares, NoiseScale
 from slackwater.common.domains.slots import kernels, rules
 from slackwater.common.domains.slots.folding import commit, fold
@@ -27,6 +31,7 @@ from slackwater.common.domains.slots.gradient_squares import FLOOR_PART, FoldSqu
 from slackwater.common.domains.slots.layout import plan_buckets
 from slackwater.common.domains.slots.region import SlotRegion
 from slackwater.common.domains.slots.rules import RULES, Hyper
+from slackwater.common.embedded import ClusterOptions, EmbeddedCluster
 from slackwater.schemas.base import JobId
 from slackwater.schemas.jobs import DType, TensorSpec, UpdateRule
 from slackwater.schemas.placement import JobPlan
@@ -36,6 +41,7 @@ BATCH, HIDDEN, INPUTS, CLASSES = 64, 48, 65, 10
 ELEMENTS = INPUTS * HIDDEN + HIDDEN * CLASSES
 ITERATIONS, EVERY, SEEDS = 400, 10, 3
 RUNS = (("sgd", 0.05), ("sgd", 0.3), ("adam", 0.001))
+LIVE_ELEMENTS, LIVE_ITERATIONS = 10_000_000, 40
 WAYS = {"4 replicas": 4, "2 replicas": 2, "1, two halves": 2}
 
 
@@ -189,15 +195,56 @@ def truths(say: Callable[[str], None]) -> list[Row]:
     return rows
 
 
+# Live --------------------------------------------------------------------------------------------
+
+
+def train(url: str, job: str, rank: int, rule: str, noise: bool) -> None:
+    gradient = np.random.default_rng(rank).standard_normal(LIVE_ELEMENTS, np.float32)
+    update = UpdateRule(name=rule, learning_rate=1e-4)  # type: ignore[arg-type]
+    tensors = {"w": gradient.shape}
+    with Agent(
+        job=job, rank=rank, workers=2, tensors=tensors, update=update, url=url, noise=noise
+    ) as agent:
+        for _ in range(LIVE_ITERATIONS):
+            agent.step({"w": gradient})
+        told = agent.gradient_squares(LIVE_ITERATIONS)
+    assert (told is not None) == noise, told
+
+
+def aggregators_cpu_s() -> float:
+    children = psutil.Process().children(recursive=True)
+    times = [each.cpu_times() for each in children if "aggregator" in " ".join(each.cmdline())]
+    return float(sum(each.user + each.system for each in times))
+
+
+async def live(rounds: int) -> list[Row]:
+    rows: list[Row] = []
+    async with EmbeddedCluster(ClusterOptions(controllers=1, aggregators=1)) as cluster:
+        for rule in ("momentum", "adam"):
+            taken: dict[bool, list[float]] = {False: [], True: []}
+            for turn in range(rounds):
+                for noise, ms in taken.items():
+                    job, begun_s = f"{rule}-{turn}-{noise}".lower(), aggregators_cpu_s()
+                    await asyncio.gather(*(
+                        asyncio.to_thread(train, cluster.url, job, rank, rule, noise)
+                        for rank in range(2)
+                    ))  # fmt: skip
+                    ms.append((aggregators_cpu_s() - begun_s) / LIVE_ITERATIONS * 1e3)
+            plain, ours = (statistics.median(taken[noise]) for noise in (False, True))
+            name = f"live, {rule}, 40 MB, W=2"
+            rows.append(Figure(name, ours, plain, "ms", "without sums", 1.05, lower_is_better=True))
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--part", choices=("cost", "truth"), help="one of both; by default both")
+    parser.add_argument("--part", choices=("cost", "truth", "live"), help="one; by default all")
     parser.add_argument("--megabytes", type=float, default=32.0, help="of parameters")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     rows: list[Row] = []
-    if options.part != "truth":
+    if options.part in (None, "cost"):
         favour()
         elements = int(options.megabytes * 1e6) // 4
         dtypes: tuple[DType, ...] = ("float32", "float16", "bfloat16")
@@ -207,8 +254,10 @@ def main() -> None:
             for dtype in dtypes
             for workers in WORKERS
         ]
-    if options.part != "cost":
+    if options.part in (None, "truth"):
         rows += truths(print)
+    if options.part in (None, "live"):
+        rows += asyncio.run(live(options.rounds))
     show("noise scale", rows)
     if options.json is not None:
         part = f" --part {options.part}" if options.part else ""
