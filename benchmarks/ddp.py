@@ -3,8 +3,8 @@
 A job of two ranks trains a stack of linear layers, a short iteration over many parameters, so that
 the exchange is most of it. It is run again and again, in turns: with DDP's communication hook whose
 buckets the aggregators add up, on plain DDP over gloo, and with the three-line wrapper
-(`slackwater.torch.Optimizer`), whose optimiser runs in the aggregators, too. Told is the median
-iteration of rank 0 after the first five.
+(`slackwater.torch.Optimizer`), whose optimiser runs in the aggregators, too, or with
+aggregate="gradients" in the script. Told is the median iteration of rank 0 after the first five.
 
     python benchmarks/ddp.py [--rounds 5] [--mb 4 25 100]
 
@@ -27,7 +27,7 @@ from slackwater.schemas.job_states import TERMINAL_STATES
 from slackwater.schemas.jobs import JobSpec
 
 GOAL: Final = 1 / 0.9
-WAYS: Final = ("hook", "gloo", "wrapper")
+WAYS: Final = ("hook", "gloo", "wrapper", "gradients")
 MODEL = """
 import os, statistics, time, torch
 torch.set_num_threads(1)
@@ -65,12 +65,13 @@ optimizer = slackwater.torch.Optimizer(optimizer, model)
 """
     + LOOP.replace("WAIT", "optimizer.synchronize()")
 )
+GRADIENTS = WRAPPER.replace("optimizer, model)", 'optimizer, model, aggregate="gradients")')
 
 
 async def run(client: Client, folder: Path, way: str, megabytes: str, number: int) -> float:
     """Return the median seconds of an iteration."""
     tell = folder / f"{way}-{megabytes}-{number}"
-    script = "wrapper.py" if way == "wrapper" else "ddp.py"
+    script = f"{way}.py" if way in ("wrapper", "gradients") else "ddp.py"
     iterations = 25 if float(megabytes) > 50 else 60
     spec = JobSpec(
         id=tell.name.replace(".", "-"), workers=2, program=("python", str(folder / script)),
@@ -92,6 +93,7 @@ async def measure(megabytes: str, rounds: int) -> dict[str, list[float]]:
         folder = Path(name)
         (folder / "ddp.py").write_text(DDP)
         (folder / "wrapper.py").write_text(WRAPPER)
+        (folder / "gradients.py").write_text(GRADIENTS)
         made = ClusterOptions(controllers=1, aggregators=1, worker={"warm": "on"})
         async with EmbeddedCluster(made) as cluster, connect(cluster.url) as client:
             for number in range(rounds):
@@ -102,7 +104,9 @@ async def measure(megabytes: str, rounds: int) -> dict[str, list[float]]:
 
 def rows_of(megabytes: str, found: dict[str, list[float]]) -> list[Row]:
     name = f"{megabytes} MB, an iteration"
+    alone, gloo = found["gradients"], found["gloo"]
     return [
+        paired(f"{name} of gradients", alone, gloo, "s", "gloo", GOAL, lower_is_better=True),
         paired(name, found["hook"], found["gloo"], "s", "gloo", GOAL, lower_is_better=True),
         paired(name, found["hook"], found["wrapper"], "s", "wrapper", None, lower_is_better=True),
     ]
@@ -119,7 +123,7 @@ def main() -> None:
         measured = asyncio.run(measure(megabytes, options.rounds))
         found += rows_of(megabytes, measured)
         medians = {way: statistics.median(each) for way, each in measured.items()}
-        show(f"{megabytes} MB so far: {medians}", found[-2:])
+        show(f"{megabytes} MB so far: {medians}", found[-3:])
     show(f"DistributedDataParallel, load {os.getloadavg()[0]:.1f}", found)
     if options.json is not None:
         write_json(options.json, this_command(), found)

@@ -120,7 +120,8 @@ class Seen:
             exported.init_process_group = init_process_group
 
     def tell(self) -> None:
-        if not self.wrapped:
+        wrapper: Any = sys.modules.get("slackwater.torch.gradients")
+        if not self.wrapped and not (wrapper and wrapper.GradientOptimizer.made):
             say(
                 "the program wrapped no model in DistributedDataParallel: aggregators had no part "
                 "in what its ranks exchanged"

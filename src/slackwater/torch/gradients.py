@@ -75,6 +75,9 @@ class _Exchanged:
 class GradientOptimizer(Optimizer):
     """Wraps any torch optimiser whose parameters are `model`'s."""
 
+    made = False
+    """One was, in this process: its gradients go through aggregators without a wrapped model."""
+
     _step_supports_amp_scaling = False
     """A GradScaler looks for infinities itself, in sums that are the same on all workers."""
 
@@ -122,6 +125,7 @@ class GradientOptimizer(Optimizer):
                 buffer = self._agent.parameters_buffer(each.name)
                 each.parameter.copy_(tensor_of(buffer))
         self._iteration = 0
+        GradientOptimizer.made = True
         self._begin(model)
 
     def _share_state(self) -> None:

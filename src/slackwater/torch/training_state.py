@@ -40,6 +40,7 @@ from slackwater.common.base.errors import Rejected
 from slackwater.common.base.file_lock import FileLock
 from slackwater.common.native.disk_priority import yield_the_disk
 from slackwater.schemas.jobs import CHECKPOINT_VARIABLE
+from slackwater.torch.gradients import GradientOptimizer
 from slackwater.torch.optimizer import Optimizer
 from slackwater.torch.positions import (
     epoch_state,
@@ -357,7 +358,7 @@ def _check(parts: dict[str, Any], interval_s: float) -> None:
     if not parts:
         raise Rejected("nothing to save: give model=model, optimizer=optimizer")
     for name, part in parts.items():
-        if isinstance(part, Optimizer):
+        if isinstance(part, Optimizer) and not isinstance(part, GradientOptimizer):
             raise Rejected(
                 f"{name} is a slackwater.torch.Optimizer, whose state is with the aggregators: its "
                 "job goes on without a checkpoint, leave it out"
