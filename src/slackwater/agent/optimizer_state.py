@@ -23,6 +23,8 @@ from slackwater.common.domains.slots.rules import Floats
 from slackwater.schemas.jobs import TensorSpec
 
 _AGAIN_S: Final = 0.05
+Found = tuple[int, list[Floats]]
+"""How many updates a bucket's states have had, and each of them, flat."""
 Run = Callable[[Any], "Future[Any]"]
 """Runs a coroutine in the Agent's thread."""
 
@@ -65,25 +67,9 @@ def _joined(parts: Sequence[Floats]) -> Floats:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def _read(bucket: WorkerBucket, run: Run | None, ends_s: float) -> tuple[int, list[Floats]]:
+def _read(bucket: WorkerBucket, run: Run | None, ends_s: float) -> Found:
     while True:
-        slots, why = bucket.slots, "other updates came meanwhile"
-        version = None if isinstance(bucket.staging, Snapshots) else bucket.version
-        if isinstance(slots, InPlace):
-            found = slots.states(version)
-        elif isinstance(slots, Staged) and not isinstance(slots, StagedOnDevice) and run:
-            reading = run(slots.states(version))
-            try:
-                found = reading.result(max(0.0, ends_s - time.monotonic()))
-            except (Unavailable, AccessRefused) as error:
-                found, why = None, str(error)
-            except Late:
-                reading.cancel()
-                found, why = None, "the read did not end"
-        else:
-            raise Rejected(
-                "the optimiser's states are not read by an Agent with a device; give it none"
-            )
+        found, why = _look(bucket, run, max(0.0, ends_s - time.monotonic()))
         if found is not None:
             return found
         if time.monotonic() > ends_s:
@@ -92,3 +78,25 @@ def _read(bucket: WorkerBucket, run: Run | None, ends_s: float) -> tuple[int, li
                 f"{bucket.version} could not be read: {why}"
             )
         time.sleep(_AGAIN_S)
+
+
+def _look(bucket: WorkerBucket, run: Run | None, within_s: float) -> tuple[Found | None, str]:
+    """Return the bucket's states, or why they cannot be read now. Raises Rejected."""
+    version = None if isinstance(bucket.staging, Snapshots) else bucket.version
+    why = "other updates came meanwhile"
+    with bucket.lock:  # A region that the bucket left is closed once another is adopted.
+        slots = bucket.slots
+        if isinstance(slots, InPlace):
+            return slots.states(version), why
+    if not isinstance(slots, Staged) or isinstance(slots, StagedOnDevice) or run is None:
+        raise Rejected(
+            "the optimiser's states are not read by an Agent with a device; give it none"
+        )
+    reading = run(slots.states(version))
+    try:
+        return reading.result(within_s), why
+    except (Unavailable, AccessRefused) as error:
+        return None, str(error)
+    except Late:
+        reading.cancel()
+        return None, "the read did not end"

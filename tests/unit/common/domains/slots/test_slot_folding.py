@@ -142,6 +142,30 @@ def test_bias_correction_counts_from_when_the_state_was_fresh() -> None:
     assert (young.parameters(1001) == old.parameters(1)).all()
 
 
+def test_a_state_from_before_the_job_counts_its_updates() -> None:
+    """Sixteen steps of nadam in one region end at the bits of nine and seven in two."""
+    update = UpdateRule(name="nadam", learning_rate=0.01)
+    whole, first, second = (region(update=update) for _ in range(3))
+
+    def train(made: SlotRegion, begin: int, end: int) -> None:
+        for t in range(begin, end):
+            for rank in range(made.plan.workers):
+                made.gradient(rank)[:] = np.sin(np.arange(made.geometry.elements) + 7 * t + rank)
+            assert fold(made)
+            commit(made)
+
+    train(whole, 0, 16)
+    train(first, 0, 9)
+    second.parameters(0)[:] = first.parameters(9)
+    for index in range(2):
+        second.state(0, index)[:] = first.state(9, index)
+    second.initialize(0, updates=9)
+    assert second.state_since == -9
+    train(second, 9, 16)
+    assert (second.parameters(7) == whole.parameters(16)).all()
+    assert (second.state(7, 1) == whole.state(16, 1)).all()
+
+
 @pytest.mark.parametrize(
     ("rank", "hyper", "says"),
     [
