@@ -57,17 +57,27 @@ def worker(url: str, job: str, rank: int, workers: int, mbytes: float, compute_s
             print(agent.iteration - first, reads, torn, time.monotonic() - begun_s, flush=True)
 
 
-def units(supervisor: Supervisor) -> list[UnitSpec]:
-    token = os.urandom(16).hex()
-    aggregator = {
-        "transport": "tcp", "tcp_address": f"{HUB}:4700", "cluster_token": token,
-        "cpu_share": 1.0,
-    }  # fmt: skip
+def units(supervisor: Supervisor, hosts: Sequence[Machine] = ()) -> list[UnitSpec]:
+    """Describe a cluster with an aggregator that is reached over tcp, or with one on each of the
+    `hosts`. With several, jobs stay on those that they begin with."""
+    token, servers = os.urandom(16).hex(), max(1, len(hosts))
+    aggregators = [
+        (
+            "aggregator",
+            f"a{number + 1}",
+            {
+                "transport": "tcp", "cluster_token": token, "cpu_share": 1.0,
+                "tcp_address": f"{hosts[number].address if hosts else HUB}:4700",
+                "url": lent(supervisor.url),
+            },
+        )
+        for number in range(servers)
+    ]  # fmt: skip
     wanted: list[tuple[str, str, dict[str, Any]]] = [
-        ("master", "m1", {"aggregators_max": 1}),
+        ("master", "m1", {"aggregators_max": servers}),
         ("profiler", "p1", {}),
-        ("controller", "c1", {}),
-        ("aggregator", "a1", aggregator),
+        ("controller", "c1", {"unprofiled_after_s": 1e9} if hosts else {}),
+        *aggregators,
     ]
     specs = []
     for service, id, fields in wanted:
@@ -75,11 +85,12 @@ def units(supervisor: Supervisor) -> list[UnitSpec]:
         state_dir.mkdir(parents=True)
         config = supervisor.run_dir / f"{service}-{id}.toml"
         write_config(config, {"id": id, "url": supervisor.url, "state_dir": state_dir} | fields)
-        module = f"slackwater.services.{service}"
+        command = (sys.executable, "-m", f"slackwater.services.{service}", "--config", str(config))
+        inside = hosts[int(id[1:]) - 1].command if service == "aggregator" and hosts else None
         specs.append(
             UnitSpec(
                 name=f"{service}-{id}",
-                command=(sys.executable, "-m", module, "--config", str(config)),
+                command=inside(*command) if inside else command,
                 environment=blas_threads.one_each(os.environ),
             )
         )
