@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from figures import Figure, Skipped, show, write_json
+from figures import Figure, Skipped, show, this_command, write_json
 from namespaces import Machine, in_a_namespace, machines, sh
 
 from slackwater.common.native.packet_ring import HEADERS_BYTES, PacketRing, run_as_nobody
@@ -167,7 +167,7 @@ def measure(seconds: float, out: Path | None) -> None:
                 )
     show("Watching packets", figures)
     if out:
-        write_json(out, figures)
+        write_json(out, this_command(), figures)
 
 
 def main() -> int:

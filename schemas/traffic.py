@@ -18,7 +18,7 @@ from slackwater.schemas.base import (
     bound,
 )
 
-SIZES_MAX: Final = 64
+SIZES_MAX: Final = 32
 By = Literal["agent", "calls", "gloo", "pauses"]
 """The tensors that an Agent registered; lengths of send calls, as the kernel tells them; headers of
 gloo's messages; pauses between packets."""

@@ -30,7 +30,7 @@ def lock_memory(*, as_touched: bool = False) -> str:
     middle of a request.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    if hard != resource.RLIM_INFINITY and not _capable(_CAP_IPC_LOCK):
+    if hard != resource.RLIM_INFINITY and not capable(_CAP_IPC_LOCK):
         return "locked memory is limited: run as root, or set LimitMEMLOCK=infinity (ulimit -l)"
     if hard == resource.RLIM_INFINITY:
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (hard, hard))
@@ -61,7 +61,8 @@ def be_killed_last() -> str:
     return ""
 
 
-def _capable(number: int) -> bool:
+def capable(number: int) -> bool:
+    """Say whether this process has a capability, by its number in linux/capability.h."""
     for line in _STATUS.read_text().splitlines():
         if line.startswith("CapEff:"):
             return bool(int(line.split()[1], 16) >> number & 1)

@@ -55,6 +55,8 @@ _RETURN, _LOAD_BYTE, _LOAD_HALF, _LOAD_HALF_AFTER_HEADER = 0x06, 0x30, 0x28, 0x4
 _HEADER_LENGTH, _JUMP, _IF_EQUAL, _IF_ANY = 0xB1, 0x05, 0x15, 0x45
 _PACKET_TYPE, _PROTOCOL = 0xFFFFF004, 0xFFFFF000
 _OUTGOING, _IPV4, _TCP = 4, 0x0800, 6
+_TCP_BYTES: Final = 20
+"""Bytes of a TCP header without options."""
 
 
 class Endpoints(NamedTuple):
@@ -148,7 +150,8 @@ def _walk(data, words, bursts, n, table, counts):
             total = np.int64(words[word + 4])
         length = total - header - np.int64(data[tcp + 12] >> 4) * 4
         counts[0] += 1
-        if length > 0:
+        # Headers that were cut are beyond what may be read.
+        if length > 0 and np.int64(words[word + 3]) >= header + _TCP_BYTES:
             counts[1] += length
             addresses = (_u32(data, ip + 12) << 32) | _u32(data, ip + 16)
             slot = _flow_of(table, counts, addresses, _u32(data, tcp))
@@ -285,7 +288,7 @@ class PacketRing:
             )
             start = header + (block[tcp + 12] >> 4) * 4
             total = struct.unpack_from("!H", block, ip + 2)[0] or length
-            if total > start:
+            if total > start and kept >= start:
                 yield Segment(
                     sec * 1_000_000_000 + nsec,
                     Endpoints(source, target, source_port, target_port),

@@ -20,6 +20,7 @@ TRACEFS: Final = (Path("/sys/kernel/tracing"), Path("/sys/kernel/debug/tracing")
 EVENT: Final = "events/sock/sock_send_length/id"
 PAGES: Final = 32
 """Pages of each core's ring of events: some 2,300 calls."""
+CAP_PERFMON: Final = 38
 TCP_FAMILIES: Final = (2, 10)
 _PERF_EVENT_OPEN: Final = {"x86_64": 298, "aarch64": 241}
 _TRACEPOINT, _ATTRIBUTES_BYTES = 2, 128

@@ -13,8 +13,8 @@ def inodes(pid: int, proc: Path = Path("/proc")) -> set[str]:
     """Return the inodes of a process's sockets; none: it is gone, or another account's."""
     found = set()
     try:
-        for entry in os.scandir(proc / str(pid) / "fd"):
-            target = os.readlink(entry.path)
+        for name in os.listdir(proc / str(pid) / "fd"):
+            target = os.readlink(proc / str(pid) / "fd" / name)
             if target.startswith(_SOCKET):
                 found.add(target[len(_SOCKET) : -1])
     except OSError:  # It ended, or closed one just now: what was read counts.

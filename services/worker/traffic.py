@@ -37,6 +37,7 @@ LOOK_S: Final = 5.0
 """Seconds between two looks at which ranks there are."""
 IDLE_S: Final = 60.0
 """Seconds without a rank after which the process is ended."""
+LINE_BYTES_MAX: Final = 1 << 20
 AGAIN_S: Final = 600.0
 """Seconds until the next try, where nothing may be watched, or the process failed."""
 
@@ -77,11 +78,14 @@ class TrafficWatch:
 
     async def _life(self) -> str:
         """Run the process until it is not needed; empty. Else return why it ended."""
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", PROGRAM,
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, cwd="/",
-            env=inherited(os.environ, self._config.environment),
-        )  # fmt: skip
+        try:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", PROGRAM,
+                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, cwd="/",
+                env=inherited(os.environ, self._config.environment), limit=LINE_BYTES_MAX,
+            )  # fmt: skip
+        except OSError as error:
+            return str(error)
         assert process.stdin is not None
         assert process.stdout is not None
         self._able = False
@@ -96,11 +100,14 @@ class TrafficWatch:
                 orders = msgspec.json.encode(Orders(tuple(targets))) + b"\n"
                 if orders != told:
                     process.stdin.write(orders)
-                    with contextlib.suppress(ConnectionError):  # Reading says that it ended.
+                    # Reading says that it ended; what is late is told again, or replaced.
+                    with contextlib.suppress(ConnectionError, TimeoutError):
                         await asyncio.wait_for(process.stdin.drain(), LOOK_S)
                     told = orders
                 await asyncio.wait({reading}, timeout=LOOK_S)
             return reading.result()
+        except (msgspec.DecodeError, ValueError) as error:
+            return f"its process said what is not understood: {error}"
         finally:
             reading.cancel()
             with contextlib.suppress(ProcessLookupError):

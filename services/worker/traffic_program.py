@@ -5,8 +5,9 @@ which opens what needs privileges and then gives them up. Its worker service tel
 which ports and processes are whose (`Orders`, a JSON line), and reads on stdout, as JSON lines,
 first what it may watch (`Able`), then what it found (`Finding`). It ends when stdin does.
 
-It watches in windows of ITERATIONS iterations, at most WINDOW_S. Where segments are small each is
-followed by a pause of five times its length, since a packet costs as much however small it is.
+It watches in windows of ITERATIONS iterations, at most WINDOW_S, which come less often the longer
+it knows the ranks. Where segments are small each is followed by a pause of five times its length,
+since a packet costs as much however small it is.
 Memory is bounded: by the ring's bursts, CALLS_MAX calls, and SEGMENTS_MAX segments that are looked
 into for gloo's headers.
 """
@@ -40,7 +41,8 @@ from slackwater.schemas.traffic import JobTraffic
 ITERATIONS: Final = 20
 WINDOW_S: Final = 60.0
 FIRST_LOOK_S: Final = 2.0
-REST_S: Final = 2.0
+REST_S, REST_S_MAX = 2.0, 256.0
+"""Rests between windows get longer, as long as no rank is new."""
 PAUSE: Final = 5.0
 SMALL_BYTES: Final = 8192
 """Mean bytes of a segment below which pauses are made."""
@@ -226,8 +228,7 @@ class Watcher:
                 if ends.source_port in target.ports
                 for message in stream.messages
             ]
-            # The last one may be under way.
-            found[target.key] = all_reduced(sorted(messages), target.workers)[:-1]
+            found[target.key] = all_reduced(messages, target.workers)
             if not messages:
                 self._without_gloo.add(target.key)
         return found
@@ -245,6 +246,13 @@ class Watcher:
 
 Estimated = tuple[list[Recurrence], dict[int, list[int]], int]
 """Flows and calls of a rank, and how many iterations they show."""
+
+
+def rest_s(lasted_s: float, small: bool, windows: int) -> float:
+    """Return how long to rest after a window that lasted so long, and came after so many others of
+    the same ranks: they say the same again."""
+    least_s = min(REST_S_MAX, REST_S * 2.0 ** min(windows, 60))
+    return max(least_s, PAUSE * lasted_s) if small else least_s
 
 
 def _small(ring: PacketRing) -> bool:
@@ -287,18 +295,22 @@ def _watch() -> None:
         return
     inbox = Inbox(sys.stdin.fileno())
     watcher = Watcher(ring, calls, inbox)
+    known: set[str] = set()
+    windows = 0
     while True:
         targets = inbox.orders.targets
-        begun_s = time.monotonic()
+        keys = {target.key for target in targets}
+        windows = windows + 1 if keys <= known else 0
+        known, begun_s = keys, time.monotonic()
         found, small = watcher.window(targets) if targets else ([], False)
         for each in found:
             _say(each)
-        watcher.forget([target.key for target in targets])
-        pause_s = PAUSE * (time.monotonic() - begun_s) if small else REST_S
-        until_s = time.monotonic() + pause_s
+        watcher.forget(keys)
+        now_s = time.monotonic()
+        until_s = now_s + rest_s(now_s - begun_s, small, windows)
         while (left_s := until_s - time.monotonic()) > 0.0:
             inbox.wait(left_s)
-            if not targets and inbox.orders.targets:
+            if any(target.key not in keys for target in inbox.orders.targets):
                 break
 
 

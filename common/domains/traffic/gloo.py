@@ -15,6 +15,8 @@ SEARCHED_BYTES: Final = 4096
 MESSAGE_BYTES_MAX: Final = 1 << 34
 MESSAGES_MAX: Final = 1 << 17
 ALL_REDUCE: Final = 4
+AT_ONCE: Final = 2
+"""PyTorch's gloo group runs so many collectives at once: they may begin in any order."""
 _SEND_MAX, _OPCODE_MAX = 1, 3
 _HALF: Final = 1 << 31
 _WORD: Final = 1 << 32
@@ -84,13 +86,15 @@ def _plausible(nbytes: int, opcode: int, length: int) -> bool:
 
 
 def all_reduced(messages: Iterable[GlooMessage], workers: int) -> list[int]:
-    """Return the bytes of each all-reduce, in order, out of what one of its ranks sent: in a ring
-    of K ranks each sends 2 (K - 1) / K of them. For two workers that is exact."""
+    """Return the bytes of each all-reduce, by their running numbers, out of what one of its ranks
+    sent: in a ring of K ranks each sends 2 (K - 1) / K of them. For two workers that is exact. The
+    last ones may be under way, and are left out."""
     sent: dict[int, int] = {}
     for message in messages:
         if message.slot >> 56 == ALL_REDUCE:
             key = message.slot >> 24
             sent[key] = sent.get(key, 0) + message.nbytes
+    whole = [sent[key] for key in sorted(sent)][:-AT_ONCE]
     if workers <= 2:
-        return list(sent.values())
-    return [4 * round(nbytes * workers / (2 * (workers - 1)) / 4) for nbytes in sent.values()]
+        return whole
+    return [4 * round(nbytes * workers / (2 * (workers - 1)) / 4) for nbytes in whole]

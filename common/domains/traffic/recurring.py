@@ -10,6 +10,7 @@ A ring all-reduce sends pieces of buckets, whose sizes say nothing of tensors: i
 sending and receiving at the same time, or its receiving elsewhere.
 """
 
+from bisect import bisect_right
 from collections import Counter
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
@@ -19,6 +20,10 @@ import numpy as np
 PAUSES_S: Final = (0.0001, 0.0003, 0.001)
 SHARE: Final = 0.6
 """The part of all iterations that pause where a message begins."""
+SURE: Final = 0.9
+"""The same, where a message of more than BUFFER_BYTES would be cut there."""
+BUFFER_BYTES: Final = 1 << 22
+"""Most bytes that Linux keeps to send (tcp_wmem): a sender with more pauses while they drain."""
 PEAK: Final = 0.75
 """The first peak of the likeness counts that is so high, relative to the highest."""
 SLACK: Final = 0.01
@@ -127,8 +132,7 @@ def _cut(flow: Flow, pausing: Array, pause_s: Array, period: int) -> Recurrence 
     starts, lasting_s, begun_s = flow.at[pausing], pause_s[pausing], flow.begin_s[pausing]
     end = int(flow.at[-1] + flow.nbytes[-1])
     votes = Counter((starts % period).tolist())
-    needed = SHARE * (end / period - 1)
-    begins = sorted(residue for residue, count in votes.items() if count >= max(2, needed))
+    begins = _begins(votes, end / period - 1, period)
     if not begins:
         return None
     # Iterations are counted from where the longest pauses are.
@@ -148,6 +152,21 @@ def _cut(flow: Flow, pausing: Array, pause_s: Array, period: int) -> Recurrence 
         messages=tuple(after - before for before, after in pairwise(turned)),
         both_ways=_both_ways(flow, round(iterations), end),
     )
+
+
+def _begins(votes: Counter[int], iterations: float, period: int) -> list[int]:
+    """Choose where in an iteration messages begin. `votes`: how often the sender paused there."""
+    found = sorted(at for at, count in votes.items() if count >= max(2, SHARE * iterations))
+    sure = [at for at in found if votes[at] >= SURE * iterations]
+    if not sure:
+        return found
+    around = [sure[-1] - period, *sure, sure[0] + period]
+
+    def stalls(at: int) -> bool:
+        after = bisect_right(around, at)
+        return around[after] - around[after - 1] > BUFFER_BYTES
+
+    return [at for at in found if votes[at] >= SURE * iterations or not stalls(at)]
 
 
 def _both_ways(flow: Flow, iterations: int, sent: int) -> bool:

@@ -16,6 +16,8 @@ from slackwater.common.base.errors import SlackwaterError, Unavailable
 from slackwater.common.bus.access import address_file, shown
 from slackwater.common.bus.server import find_server, server_version
 from slackwater.common.native import cgroup
+from slackwater.common.native.memlock import capable
+from slackwater.common.native.send_calls import CAP_PERFMON
 from slackwater.console import tables
 from slackwater.console.options import Json, Url
 from slackwater.console.outcome import FAILED, print_json, reported
@@ -26,6 +28,7 @@ DESCRIPTORS_POOR: Final = 4096
 """Fewer are poor: a region takes one, a channel some, so a host of a few dozen jobs has thousands
 open."""
 MEMORY_POOR_BYTES: Final = 2 * 2**30
+CAP_NET_RAW: Final = 13
 DISK_POOR_BYTES: Final = 2**30
 DISK_BAD_BYTES: Final = 64 * 2**20
 """Less free is bad: JetStream stops taking records when its disk is full."""
@@ -67,6 +70,7 @@ def doctor(
             descriptors(*resource.getrlimit(resource.RLIMIT_NOFILE)),
             memory(cgroup.memory_bytes(), cgroup.MemoryKills().count()),
             jobs(cgroup.own()),
+            traffic(capable(CAP_NET_RAW), capable(CAP_PERFMON)),
             accounts(os.geteuid(), shutil.which("setpriv")),
             disk(state_dir or address_file().parent, "state folder"),
             disk(Path(tempfile.gettempdir()), "temporary folder"),
@@ -119,6 +123,17 @@ def jobs(parent: Path | None) -> Check:
         )
         return Check("job processes", "poor", why)
     return Check("job processes", "good", f"each rank has a cgroup of its own in {parent}")
+
+
+def traffic(packets: bool, calls: bool) -> Check:
+    """Check how a worker service of this account can watch what jobs without an Agent send."""
+    if packets and calls:
+        return Check("job traffic", "good", "watched by send calls and packets")
+    if not packets and not calls:
+        why = "not watched: run as root, or with AmbientCapabilities=CAP_NET_RAW CAP_PERFMON"
+        return Check("job traffic", "absent", why)
+    way, other = ("packets", "CAP_PERFMON") if packets else ("send calls", "CAP_NET_RAW")
+    return Check("job traffic", "poor", f"watched by {way} alone: {other} is missing")
 
 
 def accounts(uid: int, setpriv: str | None) -> Check:

@@ -21,6 +21,13 @@ def test_a_host_without_cgroups_is_poor_at_holding_processes() -> None:
     assert "Delegate=yes" in found.why
 
 
+def test_ways_to_watch_traffic_are_told_with_the_privilege_that_lacks() -> None:
+    assert doctor.traffic(True, True).state == "good"
+    assert "CAP_PERFMON is missing" in doctor.traffic(True, False).why
+    assert "CAP_NET_RAW is missing" in doctor.traffic(False, True).why
+    assert doctor.traffic(False, False).state == "absent"
+
+
 def test_a_limit_of_descriptors_that_will_be_felt_is_told_with_the_remedy() -> None:
     assert doctor.descriptors(1024, 65_536).state == "good"
     assert doctor.descriptors(1024, -1).state == "good"

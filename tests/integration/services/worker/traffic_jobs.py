@@ -5,8 +5,8 @@
     traffic_jobs.py ranks ADDRESS_FILE SIZES             (ranks 0 and 1: workers, 2 and 3: servers)
     traffic_jobs.py ddp SIZES ITERATIONS OUT                        (with torchrun's variables)
 
-SIZES are bytes of tensors, with commas. Computing is slept. A rank of DDP writes when its
-iterations began, and its buckets, to OUT.
+SIZES are bytes of tensors, with commas. Computing is slept. A worker writes when its
+iterations began beside ADDRESS_FILE, a rank of DDP writes that and its buckets to OUT.
 """
 
 import json
@@ -35,6 +35,13 @@ def give(stream: socket.socket, size: int) -> None:
     stream.sendall(bytes(size))
 
 
+def write(path: Path, what: object) -> None:
+    """Write a file that others wait for, as a whole."""
+    made = Path(f"{path}.new")
+    made.write_text(json.dumps(what))
+    made.rename(path)
+
+
 def together(target: Callable[[Any], None], arguments: Iterable[Any]) -> None:
     threads = [threading.Thread(target=target, args=(each,)) for each in arguments]
     for thread in threads:
@@ -55,26 +62,28 @@ def serve(own: list[int], address: Path, workers: int, iterations: int) -> None:
                 give(stream, size)
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        made = Path(f"{address}.new")
-        made.write_text(str(listener.getsockname()[1]))
-        made.rename(address)
+        write(address, listener.getsockname()[1])
         together(one, [listener.accept()[0] for _ in range(workers)])
 
 
-def work(owned: list[list[int]], addresses: list[Path], iterations: int) -> None:
+def work(owned: list[list[int]], addresses: list[Path], iterations: int, out: Path) -> None:
     for address in addresses:
         while not address.exists():
             time.sleep(0.02)
     ports = [int(address.read_text()) for address in addresses]
     streams = [socket.create_connection(("127.0.0.1", port)) for port in ports]
     order = [(number, size) for number, own in enumerate(owned) for size in reversed(own)]
+    began = []
     for _ in range(iterations):
+        began.append(time.monotonic())
         time.sleep(COMPUTE_S / 3)
         for number, size in order:
             time.sleep(COMPUTE_S * 2 / 3 / len(order))
             give(streams[number], size)
         pairs = [(streams[number], own) for number, own in enumerate(owned)]
         together(lambda pair: [take(pair[0]) for _ in pair[1]], pairs)
+    written = {"began": [*began, time.monotonic()], "buckets": []}
+    write(out, written)
 
 
 def ddp(sizes: list[int], iterations: int, out: Path) -> None:
@@ -106,8 +115,7 @@ def ddp(sizes: list[int], iterations: int, out: Path) -> None:
             said = model._get_ddp_logging_data()
             buckets = said.get("rebuilt_bucket_sizes") or said["bucket_sizes"]
             written = {"began": began, "buckets": [int(each) for each in buckets.split(",")]}
-            out.with_suffix(".new").write_text(json.dumps(written))
-            out.with_suffix(".new").rename(out)
+            write(out, written)
     dist.destroy_process_group()
 
 
@@ -129,7 +137,7 @@ def main() -> None:
     if role == "server":
         serve(owned[number], addresses[number], workers, iterations)
     else:
-        work(owned, addresses, iterations)
+        work(owned, addresses, iterations, Path(f"{address}.worker{number}"))
 
 
 if __name__ == "__main__":

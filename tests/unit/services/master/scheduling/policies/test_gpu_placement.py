@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from slackwater.loadgen.simulator.gpu.cluster import Cluster
 from slackwater.loadgen.simulator.gpu.workload import SKEWS
+from slackwater.schemas.base import JobId
 from slackwater.services.master.scheduling.policies.placement import (
     PACK_LIMIT,
     Observation,
@@ -13,7 +14,8 @@ from slackwater.services.master.scheduling.policies.placement import (
     learn_pack_limit,
     plan_ilp,
 )
-from slackwater.services.master.scheduling.view import View
+from slackwater.services.master.scheduling.policies.tiresias import Notes, TiresiasLas
+from slackwater.services.master.scheduling.view import JobView, View
 
 
 @pytest.mark.parametrize(
@@ -77,6 +79,31 @@ def test_learned_pack_limit_errs_least(points: list[tuple[float, float]]) -> Non
 
     best = min(errors(border / 1000) for border in range(1001))
     assert errors(limit) <= best
+
+
+@given(
+    nodes=st.lists(st.integers(1, 8), min_size=2, max_size=6),
+    used=st.lists(st.integers(0, 8), min_size=2, max_size=6),
+    skew=st.sampled_from([0.0, 0.04, 0.71]),
+    speed=st.sampled_from([0.0, 0.5, 1.0]),
+)
+def test_only_what_fewer_machines_could_hold_is_learned_from(
+    nodes: list[int], used: list[int], skew: float, speed: float
+) -> None:
+    """Acceptance: an observation needs len(allocation) > ceil(gpus / node_gpus_max), a skew and a
+    speed that are known."""
+    taken = [(i, min(n, u)) for i, (n, u) in enumerate(zip(nodes, used, strict=False))]
+    allocation = tuple((i, gpus) for i, gpus in taken if gpus)
+    gpus = sum(count for _, count in allocation)
+    job = JobView(
+        id=JobId("j"), number=0, submitted_s=0, gpus=max(1, gpus), gpus_min=1, gpus_max=64,
+        skew=skew, speed=speed, allocation=allocation,
+    )  # fmt: skip
+    view = View(0, Cluster([(n, "") for n in nodes]).view, {job.id: job}, [0] * len(nodes))
+    notes = Notes()
+    TiresiasLas()._observe(view, notes)
+    spread = len(allocation) > max(1, -(-gpus // max(nodes)))
+    assert bool(notes.observations) == (spread and skew > 0 and speed > 0)
 
 
 def placer(nodes: list[int], free: list[int]) -> Placer:
