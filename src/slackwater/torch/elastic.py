@@ -305,7 +305,10 @@ class _Chronicle:
         """Write or check the end."""
         elastic = self._elastic
         if self._journal is not None and elastic.agent.rank == 0:
-            self._journal.append(elastic.entry("end"))
+            elastic._workers = elastic.agent.workers
+            known = [] if self._last else self._journal.entries()[-1:]
+            if not (known and known[0].what == "end"):  # Else it was stopped after its end.
+                self._journal.append(elastic.entry("end"))
         if self._expected is not None:
             self._follow()
             places = sum(each.what != "pause" for each in self._expected)

@@ -13,7 +13,7 @@ import torch
 from tests.in_process import InProcess
 from torch import nn
 
-from slackwater.agent.journal import Journal
+from slackwater.agent.journal import REPLAY, Journal
 from slackwater.agent.virtual_agent import VirtualAgent
 from slackwater.common.base.errors import Rejected
 from slackwater.torch import Elastic
@@ -250,3 +250,89 @@ def test_a_job_paused_in_mid_iteration_goes_on_with_another_number(
     expected = alone("momentum", 5)
     assert found == expected[:2]
     assert digests(job, 5 - done) == expected[done:]
+
+
+def test_a_job_stopped_after_its_end_has_one_end_in_its_journal(tmp_path: Path) -> None:
+    """Found on a live cluster: paused between rank 0's end and that of the others, it went on, and
+    wrote a second end, of one worker."""
+    job = together(tmp_path, 2)
+    digests(job, 3)
+    for worker in job:
+        worker.close()
+    for worker in together(tmp_path, 2):
+        worker.close()
+    said = [(each.what, each.workers) for each in Journal(tmp_path / "journal.jsonl").entries()]
+    assert said == [("start", 2), ("end", 2)]
+
+
+def test_a_replay_follows_the_journal_and_names_what_differs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = together(tmp_path, 2, rule="adam")
+    digests(job, 3)
+    job[0].close()
+    monkeypatch.setenv(REPLAY, str(tmp_path / "journal.jsonl"))
+    alone("adam", 3)
+    with pytest.raises(Rejected, match=r"iteration 0 .start.: seed is 8, the journal says 7"):
+        compute(elastic("adam", job=None, seed=8))
+    with pytest.raises(Rejected, match=r"rate is 0\.1, the journal says 0\.01"):
+        compute(elastic("momentum", job=None))
+
+
+# Refusals -----------------------------------------------------------------------------------------
+
+
+def test_running_statistics_are_refused_by_name() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(Rejected, match=r"1 \(BatchNorm1d\) has running statistics.*GroupNorm"):
+        Elastic(optimizer, model, virtual_ranks=2, job=None)
+
+
+def test_a_buffer_that_training_changes_is_refused_by_name() -> None:
+    """A constant buffer is not."""
+
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(3, 3)
+            self.register_buffer("constant", torch.ones(3))
+            self.register_buffer("seen", torch.zeros(1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.seen += 1
+            made: torch.Tensor = self.inner(x) + self.constant
+            return made
+
+    model = Counting()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    made = Elastic(optimizer, model, virtual_ranks=2, job=None)
+    ranks = made.ranks()
+    next(ranks)
+    model(torch.ones(2, 3)).sum().backward()
+    with pytest.raises(Rejected, match="buffer seen was changed in training"):
+        next(ranks)
+
+
+def test_what_belongs_to_no_virtual_rank_is_refused(tmp_path: Path) -> None:
+    made = elastic(job=None)
+    with pytest.raises(Rejected, match="belongs to no virtual rank"):
+        made.model(data()[0]).sum().backward()  # type: ignore[attr-defined]
+    with pytest.raises(Rejected, match=r"call it in elastic.ranks\(\)"):
+        made.indices(50, 6)
+    for _ in made.ranks():
+        break
+    with pytest.raises(Rejected, match=r"virtual ranks \[0, 1, 2, 3\] are not computed"):
+        made.step()
+
+
+def test_an_epoch_has_each_example_once_whatever_the_number_of_workers() -> None:
+    """50 examples, 4 virtual ranks of 5: the first epoch ends within the third iteration."""
+    made = elastic(job=None)
+    seen: list[int] = []
+    for _ in range(5):
+        for _ in made.ranks():
+            seen += made.indices(50, 5).tolist()
+        made.step()
+    assert sorted(seen[:50]) == sorted(seen[50:]) == list(range(50))
+    assert seen[:50] != seen[50:]
