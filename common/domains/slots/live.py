@@ -3,6 +3,9 @@
 Of two buffers of parameters, and of each optimiser state, the version word names the one that
 counts; the next fold writes the other. A slot counts only while its push waits for an update:
 a worker writes it anew with every push, and again elsewhere when the push was not taken.
+
+Of a job of virtual ranks both buffers of parameters are brought: a process that is started again
+computes its part of the next version with those of the version that all buckets have.
 """
 
 from collections.abc import Sequence
@@ -28,8 +31,10 @@ def live_parts(slots: SlotRegion, region_bytes: int, pushed: Sequence[int]) -> P
         (geometry.state_offset(version, index), geometry.parameter_bytes)
         for index in range(geometry.states)
     ]
-    parameters = (geometry.parameters_offset(version), geometry.parameter_bytes)
-    return ((0, HEADER_BYTES), *waiting, parameters, *states, record)
+    versions = (version, version + 1) if slots.plan.virtual else (version,)
+    offsets = sorted(geometry.parameters_offset(each) for each in versions)
+    parameters = [(offset, geometry.parameter_bytes) for offset in offsets]
+    return ((0, HEADER_BYTES), *waiting, *parameters, *states, record)
 
 
 def parts_bytes(parts: Parts) -> int:

@@ -3,8 +3,15 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slackwater.agent.sizing import Sizing
+from slackwater.common.domains.slots.layout import plan_buckets
+from slackwater.common.domains.slots.live import live_parts
+from slackwater.common.domains.slots.region import SlotRegion
+from slackwater.common.domains.slots.sizes import Size
 from slackwater.common.domains.slots.virtual import assigned, by_process, process_of, seed_of
-from slackwater.schemas.base import WORKERS_MAX
+from slackwater.schemas.base import WORKERS_MAX, JobId
+from slackwater.schemas.jobs import TensorSpec, UpdateRule
+from slackwater.schemas.placement import JobPlan
 
 SIZES = st.integers(1, WORKERS_MAX).flatmap(
     lambda virtual: st.tuples(st.just(virtual), st.integers(1, virtual))
@@ -47,3 +54,63 @@ def test_seeds_of_different_places_differ_and_stay_as_they_are() -> None:
     assert len(seeds) == 5 * 8 * 50
     assert seed_of(1, 11) != seed_of(11, 1) != seed_of(1, 1, 1)
     assert seed_of(7, 2, 40) == 2090313863660255277
+
+
+def region_of(virtual: bool) -> SlotRegion:
+    tensors = (TensorSpec(name="w", shape=(3000,)),)
+    (bucket,) = plan_buckets(tensors)
+    plan = JobPlan(
+        job=JobId("j1"), workers=4, active=2, virtual=virtual, gradient_dtype="float32",
+        update=UpdateRule(), layout_epoch=1, token="t",
+    )  # fmt: skip
+    buffer = bytearray(SlotRegion.nbytes_of(plan, bucket, tensors))
+    return SlotRegion.format(buffer, plan, bucket, tensors, 0)
+
+
+def test_a_region_of_virtual_ranks_is_folded_of_all_slots_whoever_counts() -> None:
+    """A rank that leaves counts to its last iteration, one that joins hears the version before."""
+    slots = region_of(virtual=True)
+    slots.initialize(0)
+    assert (slots.look(), slots.active) == (2, 4)
+    slots.sizes.write(Size(2, 3, 0))  # Version 1 is still computed by two.
+    assert (slots.look(), slots.active) == (3, 4)
+    slots.version = 1
+    slots.sizes.write(Size(3, 1, 0))
+    assert (slots.look(), slots.active) == (3, 4)
+    slots.version = 2
+    assert (slots.look(), slots.active) == (1, 4)
+
+
+def test_a_new_attempt_has_one_size_from_the_beginning() -> None:
+    """What the attempt before had decided, even for later iterations, does not count any more."""
+    sizes = region_of(virtual=True).sizes
+    assert sizes.attempt == -1
+    sizes.write(Size(9, 3, 0))
+    sizes.write(Size(11, 4, 0))
+    assert [offset for offset, _ in sizes.begin(Size(10, 2, 0), 5)]
+    assert (sizes.attempt, sizes.newest, sizes.at(12)) == (5, Size(10, 2, 0), Size(10, 2, 0))
+
+
+def test_a_copy_to_another_host_brings_the_parameters_before_the_newest_too() -> None:
+    """A process that is killed as its bucket moves computes with them when it is started again."""
+    for virtual, buffers in ((False, 1), (True, 2)):
+        slots = region_of(virtual)
+        slots.initialize(7)
+        sent = {offset for offset, _ in live_parts(slots, 1 << 20, slots.all_pushed())}
+        offsets = {slots.geometry.parameters_offset(version) for version in (6, 7)}
+        assert len(sent & offsets) == buffers
+        assert slots.geometry.parameters_offset(7) in sent
+
+
+def test_another_number_counts_one_iteration_after_it_is_known() -> None:
+    """In a job of virtual ranks; while one change is under way, the next one waits."""
+    sizing = Sizing(2, ahead=True)
+    sizing.found(region_of(virtual=True).sizes, 0, 0, bare=False)
+    sizing.wanted = 4
+    assert sizing.decide(5)
+    assert (sizing.at(5).workers, sizing.at(6).workers, sizing.announced) == (2, 4, 5)
+    assert sizing.written_with(5) == sizing.newest
+    sizing.wanted = 1
+    assert not sizing.decide(5)
+    assert sizing.decide(6)
+    assert [sizing.at(iteration).workers for iteration in (5, 6, 7)] == [2, 4, 1]
