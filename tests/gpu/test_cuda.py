@@ -73,7 +73,7 @@ def test_the_gpus_bits_are_the_cpus(gpu: Device, rule: str, dtype: DType, worker
 def test_float64_agrees_within_a_few_roundings(gpu: Device) -> None:
     rng = np.random.default_rng(7)
     hyper, t = Hyper(0.05, weight_decay=0.01), 5
-    lr, _, b1, b2, eps, wd = hyper
+    lr, _, b1, b2, eps, wd, _ = hyper
     slots = rng.standard_normal(2 * 400_000, np.float32)
     p, m = (rng.standard_normal(400_000, np.float32) for _ in range(2))
     v = np.abs(rng.standard_normal(400_000, np.float32))

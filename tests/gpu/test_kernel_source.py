@@ -177,14 +177,14 @@ def test_an_operation_of_the_rules_is_one_intrinsic_that_rounds_once() -> None:
     """Nothing is left that a compiler may contract, and what is used twice is computed once."""
     statements, new_p, states = trace("nesterov")
     assert statements == [
-        "const float t0 = __fmul_rn(k7, p);",
-        "const float t1 = __fadd_rn(g, t0);",
-        "const float t2 = __fmul_rn(k1, s0);",
-        "const float t3 = __fadd_rn(t2, t1);",
-        "const float t4 = __fmul_rn(k1, t3);",
-        "const float t5 = __fadd_rn(t1, t4);",
-        "const float t6 = __fmul_rn(k0, t5);",
-        "const float t7 = __fsub_rn(p, t6);",
+        "const float t0 = mul_rn(k7, p);",
+        "const float t1 = add_rn(g, t0);",
+        "const float t2 = mul_rn(k1, s0);",
+        "const float t3 = add_rn(t2, t1);",
+        "const float t4 = mul_rn(k1, t3);",
+        "const float t5 = add_rn(t1, t4);",
+        "const float t6 = mul_rn(k0, t5);",
+        "const float t7 = sub_rn(p, t6);",
     ]
     assert (new_p, states) == ("t7", ["t3"])
     with pytest.raises(ValueError, match="unknown update rule"):

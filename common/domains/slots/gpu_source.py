@@ -2,8 +2,9 @@
 
 `rules.step` is run once with operands that write down what is done to them, one statement an
 operation. So the definition is the only source of the arithmetic: nothing is reordered, and each
-operation is an intrinsic that rounds once to the nearest (`__fadd_rn`, ...), which no compiler
-option fuses or approximates. Hence the same bits as rules.py and the CPU's kernels.
+operation is an instruction that rounds once to the nearest (`add_rn`, ...), which no compiler
+option fuses, approximates or has flush subnormals. Hence the same bits as rules.py and the CPU's
+kernels.
 
 A kernel makes one pass over memory: it widens and sums an element's gradients in worker-rank
 order, any number of them, applies the rule, writes the other buffers, and raises `unclean` where a
@@ -20,10 +21,44 @@ from slackwater.common.domains.slots.rules import INVERSE, RULES, SCALARS, step
 from slackwater.schemas.jobs import DType
 
 OPTIONS: Final = ("--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true")
-"""Belt and braces: the intrinsics round as they say whatever the options."""
+"""Belt and braces: the instructions round as they say whatever the options."""
 THREADS: Final = 256
 """In a block."""
 KERNEL: Final = "slackwater_fold"
+
+_ARITHMETIC: Final = """
+#ifdef __CUDA_ARCH__
+#define OF_TWO(name, operation) \\
+    __device__ __forceinline__ float name(float a, float b) \\
+    { \\
+        float r; \\
+        asm(operation " %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b)); \\
+        return r; \\
+    }
+OF_TWO(add_rn, "add.rn.f32")
+OF_TWO(sub_rn, "sub.rn.f32")
+OF_TWO(mul_rn, "mul.rn.f32")
+OF_TWO(div_rn, "div.rn.f32")
+__device__ __forceinline__ float sqrt_rn(float a)
+{
+    float r;
+    asm("sqrt.rn.f32 %0, %1;" : "=f"(r) : "f"(a));
+    return r;
+}
+#else
+#define add_rn __fadd_rn
+#define sub_rn __fsub_rn
+#define mul_rn __fmul_rn
+#define div_rn __fdiv_rn
+#define sqrt_rn __fsqrt_rn
+#endif
+__device__ __forceinline__ float absolute(float x)
+{
+    return __uint_as_float(__float_as_uint(x) & 0x7FFFFFFFu);
+}
+"""
+"""Written as PTX: cupy has NVRTC flush subnormal numbers (-ftz=true, after our options), which the
+intrinsics follow."""
 
 _WIDEN: Final[dict[DType, str]] = {
     "float32": """
@@ -42,7 +77,7 @@ __device__ __forceinline__ float widen(slot_t x)
         value += 112u << 23;
     else if (exponent == 0u)
         value = __float_as_uint(
-            __fsub_rn(__uint_as_float(value + (1u << 23)), __uint_as_float(113u << 23)));
+            sub_rn(__uint_as_float(value + (1u << 23)), __uint_as_float(113u << 23)));
     return __uint_as_float(value | ((unsigned)(x & 0x8000u) << 16));
 }
 """,
@@ -87,18 +122,18 @@ extern "C" __global__ void {kernel}(
             x = reinterpret_cast<const four<slot_t>*>(slots + rank * stride)[q];
             #pragma unroll
             for (int e = 0; e < 4; ++e)
-                g[e] = __fadd_rn(g[e], widen(x.at[e]));
+                g[e] = add_rn(g[e], widen(x.at[e]));
         }}
         #pragma unroll
         for (int e = 0; e < 4; ++e)
-            found |= rule(workers > 1 ? __fmul_rn(g[e], k{inverse}) : g[e], {quad_arguments});
+            found |= rule(workers > 1 ? mul_rn(g[e], k{inverse}) : g[e], {quad_arguments});
         {store_quads}
     }}
     for (long long i = 4 * quads + first; i < elements; i += step) {{
         float g = widen(slots[i]);
         for (int rank = 1; rank < workers; ++rank)
-            g = __fadd_rn(g, widen(slots[rank * stride + i]));
-        found |= rule(workers > 1 ? __fmul_rn(g, k{inverse}) : g, {single_arguments});
+            g = add_rn(g, widen(slots[rank * stride + i]));
+        found |= rule(workers > 1 ? mul_rn(g, k{inverse}) : g, {single_arguments});
     }}
     if (found)
         atomicOr(unclean, 1u);
@@ -106,7 +141,7 @@ extern "C" __global__ void {kernel}(
 """
 
 
-_INTRINSICS: Final[dict[Any, str]] = {np.sqrt: "__fsqrt_rn", np.absolute: "fabsf"}
+_INTRINSICS: Final[dict[Any, str]] = {np.sqrt: "sqrt_rn", np.absolute: "absolute"}
 """Functions of the rules, each rounded once or exact."""
 
 
@@ -124,16 +159,16 @@ class _Traced:
         return made
 
     def __add__(self, other: "_Traced") -> "_Traced":
-        return self._emit("__fadd_rn", self, other)
+        return self._emit("add_rn", self, other)
 
     def __sub__(self, other: "_Traced") -> "_Traced":
-        return self._emit("__fsub_rn", self, other)
+        return self._emit("sub_rn", self, other)
 
     def __mul__(self, other: "_Traced") -> "_Traced":
-        return self._emit("__fmul_rn", self, other)
+        return self._emit("mul_rn", self, other)
 
     def __truediv__(self, other: "_Traced") -> "_Traced":
-        return self._emit("__fdiv_rn", self, other)
+        return self._emit("div_rn", self, other)
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: "_Traced") -> "_Traced":
         if ufunc not in _INTRINSICS or method != "__call__":
@@ -198,4 +233,4 @@ def source(rule: str, dtype: DType) -> str:
             [f"{old}[i]" for old in olds] + [passed] + [f"new_{old} + i" for old in olds]
         ),
     )
-    return _WIDEN[dtype] + text
+    return _ARITHMETIC + _WIDEN[dtype] + text
