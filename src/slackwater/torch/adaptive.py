@@ -49,6 +49,8 @@ from slackwater.torch.replicas import Replicas
 
 EXCHANGE_EVERY: Final = 8
 """Iterations between two times that ranks agree, and that an iteration's noise is measured."""
+SLOW_S: Final = 1.0
+"""Iterations of more seconds are each followed by an agreement, whose cost is small beside them."""
 MEASURED_FIRST: Final = 16
 """First iterations, whose noise is all measured."""
 _OURS: Final = ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last")
@@ -204,6 +206,8 @@ class Adaptive:
         self._plan, self._pass, self._went_back = self._next_plan(), 0, False
         self._settled = 0
         self._rates: list[Any] = []
+        self._exchange_at = self.iteration + EXCHANGE_EVERY
+        self._last_s = 0.0
         self._begun_s, self._aside_s = None, 0.0
         """Seconds of this iteration in which noise was measured."""
 
@@ -323,7 +327,7 @@ class Adaptive:
         self.progress += examples * plan.decision.efficiency / len(self._dataset)
         self.iteration = plan.number + 1
         self._time()
-        if self.iteration % EXCHANGE_EVERY == 0:
+        if self.iteration >= self._exchange_at:
             self._exchange()
 
     def _time(self) -> None:
@@ -334,6 +338,7 @@ class Adaptive:
         self._settled += 1
         if begun_s is None or now_s is None or (plan.measured and self._hooked is not None):
             return
+        self._last_s = now_s - begun_s - aside_s
         if self._settled > 1:  # The first one also starts workers, allocates and compiles.
             self._core.saw_iteration(
                 plan.passes[0], len(plan.passes) - 1, now_s - begun_s - aside_s
@@ -359,7 +364,9 @@ class Adaptive:
                 if self._reports is not None:
                     self._reports.check()
                     self._report = core.agent.report(self._replicas.job, self._replicas.attempt)
-        self._decision = self._replicas.agree(core.decision(self.progress))
+        every = EXCHANGE_EVERY if self._last_s < SLOW_S else 1
+        self._decision, every = self._replicas.agree(core.decision(self.progress), every)
+        self._exchange_at = self.iteration + every
         if self._record is not None and (
             theta is not None
             or self.iteration == EXCHANGE_EVERY

@@ -49,14 +49,14 @@ class Replicas:
             found = -(-self.number // int(local))
         return min(found, self.number)
 
-    def agree(self, decision: Decision) -> Decision:
-        """Return rank 0's."""
+    def agree(self, decision: Decision, every: int) -> tuple[Decision, int]:
+        """Return rank 0's decision, and the iterations until they agree again."""
         if self._group is None:
-            return decision
-        values = torch.tensor(decision, dtype=torch.float64)
+            return decision, every
+        values = torch.tensor([*decision, every], dtype=torch.float64)
         dist.broadcast(values, 0, self._group)
-        per_gpu, accumulation, rate, efficiency = values.tolist()
-        return Decision(int(per_gpu), int(accumulation), rate, efficiency)
+        per_gpu, accumulation, rate, efficiency, every = values.tolist()
+        return Decision(int(per_gpu), int(accumulation), rate, efficiency), int(every)
 
     def mean(self, value: float) -> float:
         """Return the mean of all replicas' values."""

@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import IterableDataset, TensorDataset
 
 import slackwater.torch
+import slackwater.torch.adaptive as module
 from slackwater.agent.adaptive_record import read
 from slackwater.common.base.errors import ConfigRejected, Rejected
 from slackwater.common.domains.models.example_order import ExampleOrder
@@ -179,6 +180,24 @@ def test_a_record_is_kept_and_read(tmp_path: Path) -> None:
     assert first.goodput is None
     path.write_bytes(path.read_bytes() + b'{"time_s":1')
     assert len(read(path)) == 2
+
+
+def test_slow_iterations_are_each_followed_by_an_agreement(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fit every 30 s must not wait for eight iterations of a minute."""
+    model = model_of()
+    for slow_s, expected in ((1e9, [8, 16, 24]), (0.0, list(range(8, 25)))):
+        monkeypatch.setattr(module, "SLOW_S", slow_s)
+        with adaptive(model, torch.optim.SGD(model.parameters(), lr=0.01)) as made:
+            seen: list[int] = []
+            decided = made._core.decision
+
+            def note(progress: float, made: Adaptive = made, decided: Any = decided) -> Any:
+                seen.append(made.iteration)  # noqa: B023  # Called before the list is replaced.
+                return decided(progress)
+
+            monkeypatch.setattr(made._core, "decision", note)
+            train(model, made, 24)
+            assert seen == expected
 
 
 def test_what_would_go_wrong_in_silence_is_refused() -> None:

@@ -1,7 +1,6 @@
 """One process is one replica on one node, wherever a service or torchrun says that it is."""
 
 import pytest
-import torch
 
 from slackwater.common.domains.models.adaptive_batch import Decision
 from slackwater.torch.replicas import Replicas
@@ -12,7 +11,7 @@ def test_one_process_agrees_with_itself(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("SLACKWATER_ATTEMPT", "4")
     replicas = Replicas()
     decision = Decision(8, 1, 1.5, 0.75)
-    assert replicas.agree(decision) == decision
+    assert replicas.agree(decision, 8) == (decision, 8)
     assert replicas.mean(3.0) == 3.0
     assert (replicas.rank, replicas.number, replicas.job, replicas.attempt) == (0, 1, "digits", 4)
 
@@ -37,8 +36,3 @@ def test_nodes_are_what_the_service_says_or_else_torchrun(
     replicas = Replicas()
     replicas.number = 4
     assert replicas.nodes == nodes
-
-
-def test_a_decision_survives_the_tensor_it_is_told_by() -> None:
-    decision = Decision(128, 3, 5.123456789012345, 0.1)
-    assert torch.tensor(decision, dtype=torch.float64).tolist() == list(decision)
