@@ -34,6 +34,8 @@ class Sizing:
         """`workers`: the number that the process was started with; `ahead`: others must know of a
         new number by the version before it."""
         self._ahead = int(ahead)
+        self._unpushed = 1
+        """No process of this rank can have pushed this iteration, if others must know ahead."""
         self.wanted = workers
         """Set by whoever hears the master; counts from the next boundary on."""
         self.opened = False
@@ -56,6 +58,7 @@ class Sizing:
         start of a process, a push that waits there for ranks which are not started again counts
         for those that are."""
         newest = sizes.newest
+        self._unpushed = max(self._unpushed, version + 2)
         if bare and not self._known:
             newest = Size(1, self.wanted, 0)
         if not self._known or newest.since > self.newest.since:
@@ -78,7 +81,9 @@ class Sizing:
         newest = self.newest
         if newest.workers == self.wanted or (self._ahead and newest.since > since):
             return False  # A change that is under way counts first.
-        since = max(since + self._ahead, newest.since)
+        if self._ahead:
+            since = max(since, self._unpushed) + 1
+        since = max(since, newest.since)
         self._add(self.at(since).then(since, self.wanted))
         return True
 

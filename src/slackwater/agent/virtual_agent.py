@@ -82,14 +82,16 @@ class VirtualAgent(Agent):
                 self._on_loop(slots.fetch(base))
         super()._begin()
 
-    def assigned(self) -> range:
-        """Begin the next iteration: return the virtual ranks whose gradients this process pushes
-        in it; none, where it joins with the one after, or leaves. Every iteration before must have
-        been waited for. Raises DeadlineExceeded where rank 0 does not say how many there are."""
-        iteration = self._iteration + 1
+    def begin(self, iteration: int) -> range:
+        """Begin an iteration: return the virtual ranks whose gradients this process pushes in it;
+        none, where it joins with the one after, or leaves. Some tensor must have been waited for as
+        of the iteration before: who counts was written before that was applied. Raises
+        DeadlineExceeded where rank 0 does not say how many there are."""
         lanes = assigned(self._virtual_ranks, self.crew(iteration), self.rank)
-        for bucket in self._buckets:
-            bucket.begin(lanes)
+        if any(bucket.lanes != tuple(lanes) for bucket in self._buckets):
+            self.wait()  # The slots of the iteration before are not needed any more.
+            for bucket in self._buckets:
+                bucket.begin(lanes)
         return lanes
 
     def crew(self, iteration: int) -> int:

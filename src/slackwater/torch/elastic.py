@@ -112,16 +112,16 @@ class Elastic(Optimizer):
         self.synchronize()
 
     def ranks(self) -> Iterator[int]:
-        """Begin an iteration: wait for the one before, then yield the virtual ranks that this
-        process computes, each with its random generators and without gradients. It may be none, of
-        a process that has just joined or is about to leave."""
+        """Begin an iteration: yield the virtual ranks that this process computes, each with its
+        random generators and without gradients. It may be none, of a process that has just joined
+        or is about to leave."""
         if not self._joined:
             raise Rejected("the optimiser is closed: its job goes on without this worker")
         if self._left or self._open is not None:
             raise Rejected(f"iteration {self._iteration}: ranks() was begun and not all was done")
-        self.synchronize()
-        self._left = list(self.agent.assigned())
-        self._workers = self.agent.workers
+        self._wait_for(self._all[:1])  # Modules wait for the others before their forward.
+        self._left = list(self.agent.begin(self._iteration + 1))
+        self._workers = self.agent.crew(self._iteration + 1)
         while self._left:
             self._open = self._left[0]
             for tensor in self._all:
@@ -158,6 +158,7 @@ class Elastic(Optimizer):
                 f"iteration {self._iteration}: virtual ranks {self._left} are not computed; let "
                 "`for rank in elastic.ranks():` run to its end"
             )
+        self.synchronize()  # Includes parameters that neither pass came by.
         self._chronicle.look()
         if self._open is None:  # Others compute this iteration.
             self.agent.skip()

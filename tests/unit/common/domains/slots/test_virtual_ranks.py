@@ -82,7 +82,7 @@ def test_a_region_of_virtual_ranks_is_folded_of_all_slots_whoever_counts() -> No
 
 
 def test_a_new_attempt_has_one_size_from_the_beginning() -> None:
-    """What the attempt before had decided, even for later iterations, does not count any more."""
+    """Decisions of the attempt before do not count any more, even for later iterations."""
     sizes = region_of(virtual=True).sizes
     assert sizes.attempt == -1
     sizes.write(Size(9, 3, 0))
@@ -114,3 +114,12 @@ def test_another_number_counts_one_iteration_after_it_is_known() -> None:
     assert not sizing.decide(5)
     assert sizing.decide(6)
     assert [sizing.at(iteration).workers for iteration in (5, 6, 7)] == [2, 4, 1]
+
+
+def test_a_rank_0_that_was_started_again_decides_beyond_what_it_may_have_pushed() -> None:
+    """Its former life may have pushed for version 5, which others can have before it writes."""
+    sizing = Sizing(2, ahead=True)
+    sizing.found(region_of(virtual=True).sizes, 4, 0, bare=False)
+    sizing.wanted = 1
+    assert sizing.decide(5)
+    assert [sizing.at(iteration).workers for iteration in (5, 6, 7)] == [2, 2, 1]
