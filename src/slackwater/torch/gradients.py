@@ -40,6 +40,14 @@ class _Exchanged:
     def __init__(self, name: str, parameter: torch.nn.Parameter) -> None:
         self.name, self.parameter = name, parameter
         self.pushed = False
+        self._mean: torch.Tensor | None = None
+        """The gradient that the last exchange left."""
+
+    @property
+    def foreign(self) -> bool:
+        """Say whether the program put another gradient here since the last exchange."""
+        grad = self.parameter.grad
+        return grad is not None and grad is not self._mean
 
     def write(self, buffer: Array, share: float) -> None:
         """Write this worker's part of the mean into the slot. Raises Rejected."""
@@ -64,9 +72,11 @@ class _Exchanged:
         if parameter.grad is None:
             first = buffer.reshape(-1)[0]
             if first == 0.0 and np.signbit(first):
+                self._mean = None
                 return  # No worker has one.
             parameter.grad = torch.empty_like(parameter)
-        parameter.grad.detach().copy_(tensor_of(buffer))
+        self._mean = parameter.grad
+        self._mean.detach().copy_(tensor_of(buffer))
 
     def let_go(self) -> None:
         """Do nothing: values and gradients are the program's own."""
@@ -233,7 +243,10 @@ class GradientOptimizer(Optimizer):
         if not self._joined:
             raise Rejected("the optimiser is closed: its job goes on without this worker")
         if closure is None:
-            self.synchronize()
+            if self._fresh or all(t.parameter.grad is None for t in self._all):
+                self.synchronize()
+            else:  # The program may have written to gradients that were there.
+                self._exchange()
             result = self._inner.step()
         else:
             result = self._inner.step(closure)
@@ -241,9 +254,9 @@ class GradientOptimizer(Optimizer):
         return result
 
     def synchronize(self) -> None:
-        """Exchange the gradients, unless the last backward pass has."""
-        unknown = not self._fresh and any(t.parameter.grad is not None for t in self._all)
-        if self._joined and (self._added or unknown):
+        """Exchange the gradients, if the last backward pass has not, or the program has put others
+        in their place since."""
+        if self._joined and (self._added or any(tensor.foreign for tensor in self._all)):
             self._exchange()
 
     def close(self, result: Any = None) -> None:

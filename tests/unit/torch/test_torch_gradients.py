@@ -199,6 +199,41 @@ def test_gradients_may_be_accumulated(loop: Loop, options: Any, exchanges: int) 
     assert optimizer.iteration == exchanges
 
 
+def test_nothing_is_exchanged_twice() -> None:
+    """Regression: `synchronize` after a step exchanged its gradients again, which a worker that
+    called it alone would have waited for."""
+    ours = fresh(Attending)
+    optimizer = wrapped(sgd(ours.parameters()), ours)
+    train(ours, optimizer, steps=2)
+    optimizer.synchronize()
+    assert optimizer.iteration == 2
+    optimizer.zero_grad()
+    optimizer.step()
+    optimizer.synchronize()
+    assert optimizer.iteration == 2, "there is none"
+
+
+def test_gradients_that_the_program_sets_are_exchanged() -> None:
+    """Put in the place of others, `synchronize` sees them; written into them, `step` does."""
+    models = [nn.Linear(2, 1, bias=False) for _ in range(2)]
+    kinds = [torch.optim.SGD(model.parameters(), lr=1.0) for model in models]
+
+    def work(rank: int) -> None:
+        weight = models[rank].weight
+        optimizer = wrapped(kinds[rank], models[rank], job="two", rank=rank, workers=2)
+        before = weight.detach().clone()
+        weight.grad = torch.full_like(weight, 2.0 * rank)
+        optimizer.synchronize()
+        assert torch.equal(weight.grad, torch.ones_like(weight))
+        optimizer.step()
+        weight.grad.fill_(4.0 * rank)
+        optimizer.step()
+        assert optimizer.iteration == 2
+        assert torch.allclose(weight, before - 3.0)
+
+    together(work)
+
+
 class Branching(nn.Module):
     """One of two heads, by the first word: workers may take different ones."""
 
