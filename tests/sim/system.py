@@ -22,6 +22,7 @@ from tests.sim.services import Services
 
 from slackwater.agent import line as agent_line
 from slackwater.agent import session as agent_session
+from slackwater.agent.initial import Initial
 from slackwater.agent.session import Session
 from slackwater.common.base import limits
 from slackwater.common.base.errors import SlackwaterError
@@ -139,7 +140,7 @@ class Program:
 
     def __init__(self, system: "System", job: Job, rank: int) -> None:
         self.system, self.job, self.rank = system, job, rank
-        initial = {t.name: np.ones(t.shape, np.float32) for t in job.tensors}
+        initial = Initial({t.name: np.ones(t.shape, np.float32) for t in job.tensors})
         self.session: Any = Session(
             job.spec,
             rank,

@@ -19,6 +19,7 @@ import pytest
 from tests.sim.lives import POINTS, Lives, Network
 
 from slackwater.agent import region_access
+from slackwater.agent.initial import Initial
 from slackwater.agent.session import Session
 from slackwater.common.base import codec, limits
 from slackwater.common.base.errors import Retryable, Unavailable
@@ -187,7 +188,7 @@ class Rank:
         self.rng = random.Random(f"{cluster.sim.seed}/{rank}")
         spec = JobSpec(id="j1", workers=WORKERS, update=cluster.plan.update)
         self.bound = staleness_bound(cluster.plan)
-        initial = {tensor.name: np.ones(ELEMENTS, np.float32) for tensor in TENSORS}
+        initial = Initial({tensor.name: np.ones(ELEMENTS, np.float32) for tensor in TENSORS})
         self.session = session = Session(
             spec,
             rank,
