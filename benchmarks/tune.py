@@ -1,6 +1,6 @@
 """A search's trials under Pollux and under a static split: the miniature of table 3.3.
 
-    python benchmarks/tune.py [--trials 12] [--at-once 4]
+    python benchmarks/tune.py [--trials 12] [--at-once 4] [--json FILE]
 
 Simulated, from the measured profiles of cifar10, on 4 machines of 4 GPUs: a trial begins whenever
 fewer than `--at-once` are at work, as `slackwater.tune` submits them. The peer gives each trial 4
@@ -14,7 +14,7 @@ import os
 from pathlib import Path
 from statistics import mean
 
-from figures import Figure, show
+from figures import Figure, show, this_command, write_json
 
 from slackwater.loadgen.simulator.gpu.cluster import Cluster
 from slackwater.loadgen.simulator.gpu.engine import Engine
@@ -58,6 +58,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trials", type=int, default=12)
     parser.add_argument("--at-once", type=int, default=4)
+    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     folder = Path(os.environ.get("SLACKWATER_TRACES", "../shared/traces")) / "pollux" / "profiles"
     cifar10 = read_applications(folder)["cifar10"]
@@ -69,6 +70,8 @@ def main() -> None:
         Figure("all trials", ours[1] / 3600, static[1] / 3600, "h", "static split", 1.0, True),
     ]
     show(f"{options.trials} trials of cifar10, {options.at_once} at once (simulated)", rows)
+    if options.json is not None:
+        write_json(options.json, this_command(), rows)
     print(
         f"Published: {PUBLISHED_TRIAL:.2f} of the static split's trial, {PUBLISHED_ALL:.2f} in all."
     )

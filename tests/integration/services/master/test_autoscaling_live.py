@@ -5,6 +5,7 @@ seconds: Pollux averages five rounds before it buys.
 """
 
 import asyncio
+import json
 import os
 import signal
 import sys
@@ -157,3 +158,29 @@ async def test_a_hook_that_refuses_hangs_or_is_not_there_says_so(folder: Path) -
     assert (
         "autoscale_hook http://127.0.0.1:9/" in (await call(order("http://127.0.0.1:9/"))).failure
     )
+
+
+async def test_a_webhook_is_posted_the_order_and_takes_it_by_its_status() -> None:
+    heard: list[dict[str, object]] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+        length = int(head.split("content-length:")[1].split()[0])
+        heard.append(json.loads(await reader.readexactly(length)))
+        status = "204 No Content" if len(heard) < 3 else "409 Conflict"
+        writer.write(f"HTTP/1.1 {status}\r\nConnection: close\r\n\r\n".encode())
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with server:
+        where = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/scale"
+        added = await call(CallHook(where, "gpus-1-1", "add", ("2",), 20.0))
+        gone = await call(CallHook(where, "gpus-2-9", "return", ("w1", "w2"), 20.0))
+        refused = await call(CallHook(where, "gpus-3-9", "add", ("1",), 20.0))
+    assert (added.failure, gone.failure) == ("", "")
+    assert "409" in refused.failure
+    assert heard[:2] == [
+        {"id": "gpus-1-1", "order": "add", "count": 2},
+        {"id": "gpus-2-9", "order": "return", "machines": ["w1", "w2"]},
+    ]
