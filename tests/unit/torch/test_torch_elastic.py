@@ -336,3 +336,22 @@ def test_an_epoch_has_each_example_once_whatever_the_number_of_workers() -> None
         made.step()
     assert sorted(seen[:50]) == sorted(seen[50:]) == list(range(50))
     assert seen[:50] != seen[50:]
+
+
+def test_gradients_may_be_clipped_for_each_virtual_rank(tmp_path: Path) -> None:
+    """By two workers, and by one."""
+
+    def clipped(workers: Sequence[Elastic]) -> str:
+        images, labels = data()
+        for _ in range(3):
+            for worker in workers:
+                for _ in worker.ranks():
+                    some = worker.indices(len(images), 6)
+                    model: nn.Module = worker.model  # type: ignore[attr-defined]
+                    nn.functional.cross_entropy(model(images[some]), labels[some]).backward()
+                    nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+                worker.step()
+        return workers[0].digest()
+
+    job = together(tmp_path, 2, overlap=False)
+    assert clipped(job) == clipped([elastic(job=None, overlap=False)])
