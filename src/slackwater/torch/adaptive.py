@@ -19,18 +19,21 @@ It works alone, with DistributedDataParallel (also where aggregators add its gra
 which the cluster gave GPUs it reports to the policy.
 """
 
+import os
 import time
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import msgspec
 import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, IterableDataset
 
 from slackwater.agent.adaptive_record import AdaptiveRecord
 from slackwater.agent.fit_process import FitProcess
+from slackwater.agent.goodput import fixed_by
 from slackwater.agent.goodput_report import REPORT_S, ReportThread, check_period, reports_to
 from slackwater.common.base.clock import LiveClock
 from slackwater.common.base.errors import Rejected
@@ -102,6 +105,7 @@ class Adaptive:
         limits = BatchLimits(
             initial=batch, total_max=max_batch, per_gpu_max=max_per_gpu or max_batch, fixed=fixed
         )
+        limits = fixed_by(os.environ, limits)
         self._core = AdaptiveBatch(
             limits, self._replicas.nodes, self._replicas.number,
             lr_rule=scale or _rule_for(optimizer), warmup_epochs=warmup_epochs, fit_s=fit_s,
@@ -125,6 +129,8 @@ class Adaptive:
         self._fits = FitProcess()
         self._record: AdaptiveRecord | None = None
         self._report: GoodputReport | None = None
+        self._target: float | None = None
+        """Statistical epochs that the program trains for, as it said last."""
         self._reports: ReportThread | None = None
         if not self._replicas.rank:
             self._lead(record, report_s)
@@ -158,13 +164,28 @@ class Adaptive:
             self._record = AdaptiveRecord(record)
         job = self._replicas.job
         if (to := reports_to(job, self._replicas.rank)) is not None:
-            self._reports = ReportThread(job, 0, to, report_s, lambda: self._report)
+            self._reports = ReportThread(job, 0, to, report_s, self._told)
+
+    def _told(self) -> GoodputReport | None:
+        """Return the last fit's report with what is true now; called by the thread that sends."""
+        report, decision = self._report, self._decision
+        if report is None:
+            return None
+        return msgspec.structs.replace(
+            report,
+            per_gpu=decision.per_gpu,
+            accumulation=decision.accumulation,
+            rate_scale=decision.rate,
+            progress_epochs=self.progress,
+            target_epochs=self._target,
+        )
 
     # The loops ------------------------------------------------------------------------------------
 
     def epochs(self, total: int) -> Iterator[int]:
         """Yield the statistical epochs that are left of so many, the interrupted one first. Raises
         Rejected if none of its batches was asked for."""
+        self._target = float(total) if total > 0 else None
         while (number := self._epoch) < total:
             before = self.iteration
             yield number

@@ -88,3 +88,5 @@ async def test_pollux_gives_a_job_more_gpus_by_what_it_measured_and_it_goes_on(
     assert first["began"] == second["began"]
     assert first["decisions"] == second["decisions"]
     assert first["weights"] == second["weights"]
+    points = (await nodes.client.job_info("grows")).history
+    assert any(point.progress_epochs and point.batch >= 16 for point in points), points
