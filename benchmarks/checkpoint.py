@@ -161,7 +161,7 @@ def main() -> None:
         figures = measure(options.mib, options.rounds, Path(folder))
     show("Checkpoints of a plain script", figures)
     if options.json:
-        write_json(options.json, figures)
+        write_json(options.json, "python benchmarks/checkpoint.py", figures)
 
 
 if __name__ == "__main__":

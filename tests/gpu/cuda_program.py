@@ -1,5 +1,5 @@
-"""A training script on one GPU, in three ways: `python cuda_program.py ddp|wrapper|device`. It
-prints a digest of its weights. The first knows nothing of Slackwater."""
+"""A training script on one GPU: `python cuda_program.py ddp|wrapper|device|gradients|elastic`. It
+prints a digest of its weights. The first way knows nothing of Slackwater."""
 
 import hashlib
 import sys
@@ -24,22 +24,46 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, rank: int, clip: b
         optimizer.step()
 
 
+def train_virtual_ranks(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    import slackwater.torch
+
+    elastic = slackwater.torch.Elastic(optimizer, model, virtual_ranks=4, seed=1)
+    generator = torch.Generator().manual_seed(3)
+    examples = torch.randn(500, 256, generator=generator).cuda()
+    labels = torch.randint(0, 10, (500,), generator=generator).cuda()
+    for _ in elastic.iterations(STEPS):
+        for _ in elastic.ranks():
+            some = elastic.indices(len(examples), 16)
+            nn.functional.cross_entropy(model(examples[some]), labels[some]).backward()
+        elastic.step()
+    elastic.close()
+
+
+def train_wrapped(model: nn.Module, way: str) -> None:
+    import slackwater.torch
+
+    plain = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    options = {"aggregate": "gradients"} if way == "gradients" else {}
+    device = "cuda" if way == "device" else ""
+    optimizer = slackwater.torch.Optimizer(plain, model, device=device, **options)
+    train(model, optimizer, slackwater.torch.rank(), clip=way == "gradients")
+    optimizer.close()
+
+
 def main(way: str) -> None:
     torch.manual_seed(0)
     torch.use_deterministic_algorithms(True)
-    model: nn.Module = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 10)).cuda()
-    plain = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    layers = nn.Linear(256, 512), nn.ReLU(), nn.Dropout(0.3), nn.Linear(512, 10)
+    model: nn.Module = nn.Sequential(*layers).cuda()
     if way == "ddp":
+        plain = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
         dist.init_process_group("gloo")
         train(DistributedDataParallel(model), plain, dist.get_rank(), clip=True)
         dist.destroy_process_group()
+    elif way == "elastic":
+        train_virtual_ranks(model, torch.optim.Adam(model.parameters(), lr=0.005))
     else:
-        import slackwater.torch
-
-        device = "cuda" if way == "device" else ""
-        optimizer = slackwater.torch.Optimizer(plain, model, device=device)
-        train(model, optimizer, slackwater.torch.rank(), clip=False)
-        optimizer.close()
+        train_wrapped(model, way)
     weights = b"".join(p.detach().cpu().numpy().tobytes() for p in model.parameters())
     sys.stdout.write(f"ended at {hashlib.sha256(weights).hexdigest()[:16]}\n")
 

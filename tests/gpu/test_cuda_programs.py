@@ -6,6 +6,7 @@ import os
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import pytest_asyncio
@@ -39,10 +40,15 @@ async def cluster(request: pytest.FixtureRequest) -> AsyncIterator[tuple[Client,
         yield client, state_dir / "worker-w1" / "jobs"
 
 
-async def digests(cluster: tuple[Client, Path], way: str, aggregate: str) -> list[str]:
+async def digests(
+    cluster: tuple[Client, Path],
+    way: str,
+    aggregate: Literal["auto", "on", "off"] = "auto",
+    workers: int = 2,
+) -> list[str]:
     client, folder = cluster
     spec = JobSpec(
-        id=f"{way}-{aggregate}", workers=2, aggregate=aggregate,
+        id=f"{way}-{aggregate}-{workers}", workers=workers, aggregate=aggregate,
         program=("python", str(PROGRAM), way), folder=os.fspath(PROGRAM.parent),
     )  # fmt: skip
     await client.submit(spec)
@@ -50,7 +56,7 @@ async def digests(cluster: tuple[Client, Path], way: str, aggregate: str) -> lis
         if (record := await client.job(spec.id)).state in TERMINAL_STATES:
             break
         await asyncio.sleep(0.1)
-    logs = [(folder / spec.id / f"rank{rank}.log").read_text() for rank in range(2)]
+    logs = [(folder / spec.id / f"rank{rank}.log").read_text() for rank in range(workers)]
     assert record.state == "completed", (record.reason, logs)
     return [log.partition("ended at ")[2].split()[0] for log in logs]
 
@@ -63,7 +69,22 @@ async def test_unadapted_ddp_ends_at_gloos_bits(cluster: tuple[Client, Path]) ->
 async def test_a_wrapped_optimiser_ends_at_one_result_wherever_its_gradients_lie(
     cluster: tuple[Client, Path],
 ) -> None:
-    found = {
-        digest for way in ("wrapper", "device") for digest in await digests(cluster, way, "auto")
-    }
+    found = {digest for way in ("wrapper", "device") for digest in await digests(cluster, way)}
     assert len(found) == 1
+
+
+async def test_a_clipping_optimiser_in_the_program_is_the_same_on_all_workers(
+    cluster: tuple[Client, Path],
+) -> None:
+    assert len(set(await digests(cluster, "gradients"))) == 1
+
+
+async def test_virtual_ranks_end_at_one_result_with_any_number_of_workers(
+    cluster: tuple[Client, Path],
+) -> None:
+    found = [
+        digest
+        for workers in (1, 2, 4)
+        for digest in await digests(cluster, "elastic", workers=workers)
+    ]
+    assert len(set(found)) == 1

@@ -183,7 +183,8 @@ def nesterov_product(beta1: float, momentum_decay: float, t: int) -> float:
     if beta1**t < _NOTHING:
         return 0.0
     steps = np.arange(1, t + 1, dtype=np.float64)
-    return float(np.prod(beta1 * (1.0 - 0.5 * 0.96 ** (steps * momentum_decay))))
+    with np.errstate(over="ignore"):  # So much decay that nothing is left of the half.
+        return float(np.prod(beta1 * (1.0 - 0.5 * 0.96 ** (steps * momentum_decay))))
 
 
 def widen(gradient: NDArray[np.generic]) -> Floats:
