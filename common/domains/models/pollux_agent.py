@@ -122,10 +122,10 @@ class PolluxAgent:
         self._seen[key] = known._replace(iteration_s=mean_s, grad_s=grad_s), count
         self._unfitted = True
 
-    def saw_gradients(self, moments: GradientMoments, differenced: bool = False) -> bool:
-        """An iteration's gradient had these moments. False: they are not finite (the gradient
-        overflowed) and are left out."""
-        return self._gradients.add(moments, differenced)
+    def saw_gradients(self, moments: GradientMoments) -> bool:
+        """An iteration's gradient had these moments, without error. False: they are not finite (the
+        gradient overflowed) and are left out."""
+        return self._gradients.add(moments)
 
     def saw_replicas(
         self, small_sqr: float, large_sqr: float, batch_small: float, batch_large: float
@@ -134,16 +134,20 @@ class PolluxAgent:
         steps: the mean of their squared lengths, and the squared length of their mean. Raises
         Rejected for a single gradient, which tells no noise from signal."""
         check_replicas(batch_small, batch_large)
-        return self.saw_gradients(
-            moments_of_replicas(small_sqr, large_sqr, batch_small, batch_large, self.limits.initial)
+        initial = self.limits.initial
+        return self._gradients.add(
+            moments_of_replicas(small_sqr, large_sqr, batch_small, batch_large, initial),
+            estimated=True,
         )
 
     def saw_difference(self, mean_sqr: float, difference_sqr: float, batch: float) -> bool:
         """Note two consecutive iterations with one gradient each: the mean of their squared
         lengths, and the squared length of their difference."""
         initial = self.limits.initial
-        return self.saw_gradients(
-            moments_of_differences(mean_sqr, difference_sqr, batch, initial), differenced=True
+        return self._gradients.add(
+            moments_of_differences(mean_sqr, difference_sqr, batch, initial),
+            differenced=True,
+            estimated=True,
         )
 
     @property
@@ -264,7 +268,9 @@ class _Smoothed:
     def _forget(self) -> None:
         self.sqr = self.var = self.weight = self.spread = self.weight_sqr = 0.0
 
-    def add(self, moments: GradientMoments, differenced: bool) -> bool:
+    def add(
+        self, moments: GradientMoments, *, differenced: bool = False, estimated: bool = False
+    ) -> bool:
         if not (isfinite(moments.sqr) and isfinite(moments.var)):
             return False
         if self.differenced and not differenced:
@@ -272,7 +278,7 @@ class _Smoothed:
         self.differenced = differenced
         keep, take = self._smoothing, 1.0 - self._smoothing
         off = moments.sqr - self.sqr / self.weight if self.weight else 0.0
-        self.spread = keep * self.spread + take * off * off
+        self.spread = keep * self.spread + (take * off * off if estimated else 0.0)
         self.sqr = keep * self.sqr + take * moments.sqr
         self.var = keep * self.var + take * moments.var
         self.weight = keep * self.weight + take

@@ -314,3 +314,14 @@ def test_the_next_report_is_later_than_the_last(number: int, period_s: float) ->
     last_s = number * period_s
     assert last_s < next_report_s(last_s, period_s) <= last_s + 2 * period_s
     assert next_report_s(3 * 0.95, 0.95) == 4 * 0.95
+
+
+def test_moments_that_are_given_without_error_are_taken_as_they_are() -> None:
+    """The simulator's come from profiles: cut at a standard error, they would decide otherwise."""
+    exact, measured = PolluxAgent(LIMITS), PolluxAgent(LIMITS)
+    for sqr in (-1.0, 1.0):
+        exact.saw_gradients(GradientMoments(sqr, 1.0))
+        small, large = sqr + LIMITS.initial, sqr + LIMITS.initial / 2
+        measured.saw_replicas(small, large, 1, 2)  # The same moments.
+    assert exact.noise_scale == pytest.approx(LIMITS.initial * 1.95 / 0.05)
+    assert measured.noise_scale < exact.noise_scale / 5
