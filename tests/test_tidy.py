@@ -555,7 +555,8 @@ folder, or its name alone."""
 OTHERS_FILES = {
     "train.py", "run_sim.py",
     "evaluate.py", "train_v2.py",
-    "examples/pytorch/mnist/mnist.py", "ddp_train.py", "mnist/main.py",
+    "examples/pytorch/mnist/mnist.py", "mnist.py", "torchrun/ddp_train.py", "ddp_train.py",
+    "mnist/main.py",
 }  # fmt: skip
 """Users' programs in examples, files of the artifacts that we compare with, public scripts."""
 

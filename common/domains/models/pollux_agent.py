@@ -40,10 +40,10 @@ from slackwater.common.domains.models.goodput import (
 )
 from slackwater.common.domains.models.goodput_report import report_of
 from slackwater.common.domains.models.lr_scaling import TrainingState, rule
+from slackwater.common.domains.models.shared_fitting import fit_shared
 from slackwater.common.domains.models.shared_throughput import (
     Carried,
     SharedThroughput,
-    fit_shared,
 )
 from slackwater.common.domains.models.throughput import Throughput, ThroughputParams
 from slackwater.schemas.base import JobId

@@ -25,7 +25,7 @@ _WIDTH: Final = 96
 _HEAD: Final = (
     "Every key of {}. A key behind # has the default that is shown; remove the # to change it."
 )
-_EXAMPLES: Final = {"aggregation": "edf"}
+_EXAMPLES: Final = {"aggregation": "edf", "batch": "adaptive"}
 """Show keys whose default TOML cannot say by a value; they may be left out."""
 _TOLD: Final = re.compile(r"^#\s*service:\s*(\w+)\s*$", re.MULTILINE)
 _HEADER: Final = re.compile(r"^\s*\[+\s*([^\]]+?)\s*\]+\s*(#.*)?$")

@@ -101,11 +101,7 @@ class Adaptive:
         check_period(report_s)
         self._model, self._optimizer, self._dataset = model, optimizer, dataset
         self._loader, self._replicas = loader, Replicas()
-        fixed = None if adapt else batch
-        limits = BatchLimits(
-            initial=batch, total_max=max_batch, per_gpu_max=max_per_gpu or max_batch, fixed=fixed
-        )
-        limits = fixed_by(os.environ, limits)
+        limits = _limits(batch, max_batch, max_per_gpu or max_batch, adapt)
         self._core = AdaptiveBatch(
             limits, self._replicas.nodes, self._replicas.number,
             lr_rule=scale or _rule_for(optimizer), warmup_epochs=warmup_epochs, fit_s=fit_s,
@@ -452,6 +448,15 @@ class Adaptive:
 def _rule_for(optimizer: torch.optim.Optimizer) -> str:
     """AdaScale is SGD's; Adam and its like go by the square root (thesis, section 3.3)."""
     return "square-root" if "betas" in optimizer.param_groups[0] else "adascale"
+
+
+def _limits(batch: int, max_batch: int, max_per_gpu: int, adapt: bool) -> BatchLimits:
+    """Return the bounds of the batch, as its program and its job's submission have them. Raises
+    Rejected."""
+    limits = BatchLimits(
+        initial=batch, total_max=max_batch, per_gpu_max=max_per_gpu, fixed=None if adapt else batch
+    )
+    return fixed_by(os.environ, limits)
 
 
 def _check(dataset: Any, loader: dict[str, Any]) -> None:

@@ -39,7 +39,7 @@ def test_a_sample_of_a_job_can_be_submitted_whether_its_keys_are_behind_a_hash_o
     path.write_text(text)
     job = read_job(path)
     path.write_text(opened(text))
-    assert read_job(path) == msgspec.structs.replace(job, aggregation="edf")
+    assert read_job(path) == msgspec.structs.replace(job, aggregation="edf", batch="adaptive")
     assert tomllib.loads(opened(text)).keys() == fields.fields_of(JobSpec).keys()
 
 

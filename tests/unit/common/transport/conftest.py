@@ -8,6 +8,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -189,16 +190,17 @@ def memfd_mappings() -> int:
     return Path("/proc/self/maps").read_text().count("/memfd:")
 
 
-@pytest.fixture(scope="session")
-def driver() -> None:
-    """Have CUDA's driver open the socket that it keeps for the life of a process."""
+@cache
+def have_driver_open_its_socket() -> None:
+    """Let CUDA's driver, where there is one, open what it keeps for the life of a process."""
     if not no_cuda():
         device_named("cuda").allocate(4096).export()
 
 
 @pytest.fixture(autouse=True)
-def nothing_leaks(driver: None) -> Iterator[None]:
+def nothing_leaks() -> Iterator[None]:
     """No descriptor, mapping or thread of the transport outlives a test."""
+    have_driver_open_its_socket()
     files, maps = open_files(), memfd_mappings()
     yield
     for collect in (False, True):

@@ -14,10 +14,10 @@ from slackwater.common.domains.models.fitting import Observation
 from slackwater.common.domains.models.goodput import BatchLimits, GoodputModel
 from slackwater.common.domains.models.goodput_report import profile_of
 from slackwater.common.domains.models.pollux_agent import PolluxAgent
+from slackwater.common.domains.models.shared_fitting import fit_shared
 from slackwater.common.domains.models.shared_throughput import (
     Carried,
     SharedThroughput,
-    fit_shared,
 )
 from slackwater.schemas.base import JobId
 from slackwater.schemas.telemetry import GoodputReport
