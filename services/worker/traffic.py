@@ -29,7 +29,7 @@ from slackwater.services.worker.containment import Containment
 from slackwater.services.worker.environment import inherited
 from slackwater.services.worker.processes import Intent, RankFiles
 from slackwater.services.worker.relay import Relay
-from slackwater.services.worker.traffic_program import Able, Finding, Orders, Target
+from slackwater.services.worker.traffic_talk import Able, Finding, Orders, Target
 
 _log = structlog.get_logger()
 PROGRAM: Final = "slackwater.services.worker.traffic_program"

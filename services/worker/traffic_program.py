@@ -36,7 +36,7 @@ from slackwater.common.native.packet_ring import (
     run_as_nobody,
 )
 from slackwater.common.native.send_calls import SendCalls, mount_tracefs
-from slackwater.schemas.traffic import JobTraffic
+from slackwater.services.worker.traffic_talk import Able, Finding, Orders, Target
 
 ITERATIONS: Final = 20
 WINDOW_S: Final = 60.0
@@ -52,32 +52,6 @@ SEGMENTS_MAX: Final = 200_000
 CALLS_MAX: Final = 1 << 16
 _POLL_S: Final = 0.2
 _READ_BYTES: Final = 1 << 20
-
-
-class Target(msgspec.Struct, frozen=True):
-    """A rank to watch."""
-
-    key: str
-    pids: frozenset[int]
-    ports: frozenset[int]
-    workers: int
-
-
-class Orders(msgspec.Struct, frozen=True):
-    targets: tuple[Target, ...] = ()
-
-
-class Able(msgspec.Struct, frozen=True):
-    """Why packets and calls cannot be watched; empty: they can."""
-
-    packets: str = ""
-    calls: str = ""
-
-
-class Finding(msgspec.Struct, frozen=True):
-    key: str
-    traffic: JobTraffic
-    cpu_percent: float = 0.0
 
 
 class Inbox:

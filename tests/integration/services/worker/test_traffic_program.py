@@ -17,7 +17,7 @@ import msgspec
 import pytest
 
 from slackwater.common.native.sockets import ports
-from slackwater.services.worker.traffic_program import Able, Finding, Orders, Target
+from slackwater.services.worker.traffic_talk import Able, Finding, Orders, Target
 
 JOBS = Path(__file__).with_name("traffic_jobs.py")
 SIZES = [8_220_836, 1_342_176, 327_680, *[188_740] * 4, 94_368, 47_184, *[20_000] * 3]

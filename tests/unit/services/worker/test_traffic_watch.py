@@ -12,9 +12,9 @@ from slackwater.services.worker.traffic_program import (
     REST_S,
     REST_S_MAX,
     Inbox,
-    Orders,
     rest_s,
 )
+from slackwater.services.worker.traffic_talk import Orders
 
 
 def test_one_rank_of_each_job_is_watched() -> None:
