@@ -350,8 +350,10 @@ def on_processes_gone(state: State, job: Job, now_s: float) -> None:
 
 
 def meets_alone(record: JobRecord) -> bool:
-    """Tell whether its ranks meet without aggregators: each of them needs all others."""
-    return record.sums or (bool(record.spec.gpus) and record.cluster is None)
+    """Tell whether its ranks meet without aggregators: each of them needs all others. So do those
+    of a job without GPUs whose user says that it is plain DistributedDataParallel."""
+    plain = record.spec.gpus or (record.spec.aggregate == "off" and record.spec.workers > 1)
+    return record.sums or (bool(plain) and record.cluster is None)
 
 
 def _next_placement(state: State, job: Job) -> dict[str, Any]:

@@ -48,16 +48,21 @@ print("ended at", hashlib.sha256(values).hexdigest(), flush=True)
 """
 
 
+@pytest.mark.parametrize(("machines", "gpus"), [(2, 2), (1, 0)])
 async def test_a_ddp_gang_whose_ranks_are_killed_ends_at_the_undisturbed_bits(
-    tmp_path: Path,
+    tmp_path: Path, machines: int, gpus: int
 ) -> None:
+    """On a GPU of each of two nodes, and in two slots of one."""
     script = tmp_path / "train.py"
     script.write_text(TRAIN.replace("STEPS", str(STEPS)))
     rng, killed, digests = random.Random(4), 0, {}
-    async with gpu_nodes(2, 1) as nodes:
+    async with gpu_nodes(machines, 1) as nodes:
         for id, kills in (("calm", 0), ("killed", 2)):
             program = ("python", str(script), str(tmp_path / id))
-            spec = JobSpec(id=id, workers=2, gpus=2, iterations=STEPS, program=program, restarts=3)
+            spec = JobSpec(
+                id=id, workers=2, gpus=gpus, iterations=STEPS, program=program, restarts=3,
+                aggregate="off",
+            )  # fmt: skip
             await nodes.client.submit(spec)
             attempt = 0
             async with asyncio.timeout(180):
@@ -73,7 +78,7 @@ async def test_a_ddp_gang_whose_ranks_are_killed_ends_at_the_undisturbed_bits(
             assert (record.attempt, sum(record.restarts.values())) == (attempt, attempt)
             logs = [
                 nodes.state_dir(node) / f"jobs/{id}/rank{rank}.log"
-                for rank, node in enumerate(("w1", "w2"))
+                for rank, node in enumerate(("w1", f"w{machines}"))
             ]
             said = {log.read_text().rsplit("ended at ", 1)[-1] for log in logs}
             (digests[id],) = said
