@@ -21,6 +21,7 @@ and holds the goodput function. Ours besides:
 """
 
 from collections import OrderedDict, deque
+from math import inf
 from statistics import median
 from typing import Any, Final, NamedTuple
 
@@ -30,6 +31,7 @@ from slackwater.common.base.errors import Rejected
 from slackwater.common.domains.models.efficiency import efficiency
 from slackwater.common.domains.models.fitting import Observation
 from slackwater.common.domains.models.goodput import BatchLimits
+from slackwater.common.domains.models.gradient_noise import GradientSquares, NoiseScale
 from slackwater.common.domains.models.pollux_agent import BatchSplit, Learned, PolluxAgent
 from slackwater.common.domains.models.throughput import ThroughputParams
 
@@ -91,6 +93,10 @@ class AdaptiveChange(msgspec.Struct, frozen=True):
     efficiency: float
     noise_scale: float | None = None
     """phi; None: unknown."""
+    noise_low: float | None = None
+    noise_high: float | None = None
+    """Ends of phi's 90 % interval, by the last 20 measurements or so; None: they tell no signal, or
+    none that is certain."""
     goodput: float | None = None
     """Useful examples a second by the last fit; None: there was none."""
 
@@ -125,6 +131,7 @@ class AdaptiveBatch:
         self.agent = PolluxAgent(limits, lr_rule=lr_rule, warmup_epochs=warmup_epochs)
         self.nodes, self.gpus, self.limits = nodes, gpus, limits
         self._times = IterationTimes()
+        self._seen_lately = NoiseScale()
         self._theta: ThroughputParams | None = None
         self._seen = 0
         self._split = self.agent.batch_split(nodes, gpus)
@@ -144,6 +151,17 @@ class AdaptiveBatch:
         """Note the mean squared length of gradients of `batch_small` examples, and that of their
         mean over `batch_large`; one that overflowed is left out."""
         self._seen += self.agent.saw_replicas(small_sqr, large_sqr, batch_small, batch_large)
+        gradients = max(2, round(batch_large / batch_small))
+        squares = GradientSquares(small_sqr, large_sqr, gradients)
+        self._seen_lately.add(squares, batch_small)
+
+    @property
+    def noise_interval(self) -> tuple[float | None, float | None]:
+        """Return the ends of phi's 90 % interval, by what was measured in this process."""
+        estimate = self._seen_lately.estimate
+        if estimate is None:
+            return None, None
+        return estimate.low, estimate.high if estimate.high < inf else None
 
     @property
     def noise_scale(self) -> float | None:

@@ -395,7 +395,7 @@ class Adaptive:
         core, now_s = self._core, LiveClock().now_s()
         return AdaptiveChange(
             now_s, self.iteration, self.progress, self.batch, *self._decision,
-            noise_scale=core.noise_scale, goodput=core.goodput(),
+            core.noise_scale, *core.noise_interval, core.goodput(),
         )  # fmt: skip
 
     # Reading, keeping -----------------------------------------------------------------------------

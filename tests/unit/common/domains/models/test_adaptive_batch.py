@@ -93,6 +93,21 @@ def test_noise_that_hides_the_gradient_is_capped_by_its_error() -> None:
     assert 1600 < core.noise_scale < 100 * 1600
 
 
+def test_the_interval_has_the_noise_scale_and_narrows() -> None:
+    core, rng, widths = AdaptiveBatch(LIMITS), Random(5), []
+    assert core.noise_interval == (None, None)
+    for iteration in range(1, 61):
+        phi = 1000.0 * rng.uniform(0.8, 1.2)
+        core.saw_squares(1.0 + phi / 16, 1.0 + phi / 32, 16, 32)
+        if iteration in (5, 60):
+            low, high = core.noise_interval
+            assert low is not None
+            assert high is not None
+            assert core.noise_scale is None or low < core.noise_scale < high
+            widths.append(high - low)
+    assert widths[1] < widths[0]
+
+
 def test_fits_are_rare_and_come_early_first() -> None:
     core = AdaptiveBatch(LIMITS, fit_s=32.0)
     due = []
