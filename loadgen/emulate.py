@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 
 from slackwater.agent import Agent
 from slackwater.common.base.errors import Rejected, SlackwaterError
+from slackwater.common.domains.slots.rules import RULES
 from slackwater.loadgen import models
 from slackwater.schemas.jobs import DType, TensorSpec, UpdateRule
 
@@ -40,18 +41,7 @@ SLICE_ELEMENTS: Final = 65_536
 """The longest slice that can be had without a copy."""
 GRADIENT_SCALE: Final = np.float32(0.01)
 USAGE_EXIT: Final = 64
-_RULES: Final = (
-    "sgd",
-    "momentum",
-    "nesterov",
-    "adam",
-    "adamw",
-    "nadam",
-    "adagrad",
-    "rmsprop",
-    "rmsprop_momentum",
-    "rmsprop_centered",
-)
+_RULES: Final = tuple(name for name, rule in RULES.items() if not rule.sums)
 _SLEEP_S_MIN: Final = 2e-4
 _INITIAL: Final = 2**20
 """The `worker` under which initial parameters are drawn."""

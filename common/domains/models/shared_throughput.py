@@ -21,7 +21,12 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from slackwater.common.domains.models.goodput import Ints
-from slackwater.common.domains.models.throughput import Floats, ThroughputParams, overlap_s
+from slackwater.common.domains.models.throughput import (
+    Floats,
+    ThroughputParams,
+    computing_s,
+    overlap_s,
+)
 
 NEAR: Final = 0.01
 """An aggregator more pays if it saves this part of an iteration, all in all."""
@@ -57,8 +62,7 @@ class SharedThroughput(NamedTuple):
 
     def grad_s(self, per_gpu: ArrayLike, gpu_speed: float = 1.0) -> Floats:
         """T_grad of `per_gpu` examples (eq. 3.5)."""
-        per_gpu = np.asarray(per_gpu, dtype=np.float64)
-        return (self.alpha_grad_s + self.beta_grad_s * per_gpu) / gpu_speed
+        return computing_s(self.alpha_grad_s, self.beta_grad_s, per_gpu, gpu_speed)
 
     def sync_s(self, gpus: ArrayLike, aggregators: ArrayLike) -> Floats:
         """T_sync of `gpus` workers with so many aggregators."""

@@ -53,8 +53,7 @@ class ThroughputParams(NamedTuple):
 
     def grad_s(self, per_gpu: ArrayLike, gpu_speed: float = 1.0) -> Floats:
         """T_grad of `per_gpu` examples (eq. 3.5)."""
-        per_gpu = np.asarray(per_gpu, dtype=np.float64)
-        return (self.alpha_grad_s + self.beta_grad_s * per_gpu) / gpu_speed
+        return computing_s(self.alpha_grad_s, self.beta_grad_s, per_gpu, gpu_speed)
 
     def sync_s(self, nodes: ArrayLike, gpus: ArrayLike) -> Floats:
         """T_sync of `gpus` GPUs over `nodes` machines (eq. 3.6)."""
@@ -76,6 +75,12 @@ class ThroughputParams(NamedTuple):
         grad_s = self.grad_s(per_gpu, gpu_speed)
         sync_s = self.sync_s(nodes, gpus)
         return np.asarray(accumulation) * grad_s + overlap_s(grad_s, sync_s, self.gamma)
+
+
+def computing_s(alpha_s: float, beta_s: float, per_gpu: ArrayLike, gpu_speed: float) -> Floats:
+    """T_grad of `per_gpu` examples on a GPU of that speed (eq. 3.5)."""
+    per_gpu = np.asarray(per_gpu, dtype=np.float64)
+    return (alpha_s + beta_s * per_gpu) / gpu_speed
 
 
 def overlap_s(grad_s: Floats, sync_s: Floats, gamma: float) -> Floats:

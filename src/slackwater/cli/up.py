@@ -220,8 +220,8 @@ def up(
 
 
 def _on(device: str) -> dict[str, str]:
-    """Return the aggregators' configuration. Raises ConfigRejected where there is no such device
-    here."""
+    """Return the aggregators' configuration. Raises ConfigRejected where this machine lacks the
+    device."""
     if not device:
         return {}
     from slackwater.common.transport.devices import device_named  # It loads numpy.

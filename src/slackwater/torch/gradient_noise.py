@@ -15,16 +15,14 @@ phi does not depend on: v grows from 0, and the first iterations would outweigh 
 """
 
 from collections.abc import Callable, Iterable
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from slackwater.common.domains.slots.gradient_squares import FLOOR_PART
 from slackwater.torch.ddp import hooked_sums
-
-FLOOR: Final = 0.01
-"""Part of v's mean over all parameters that is added to v."""
 
 
 class Squares(NamedTuple):
@@ -55,7 +53,7 @@ class Lengths:
         if moving:
             number = sum(v.numel() for v in moving.values())
             mean = torch.stack([v.sum() for v in moving.values()]).sum() / number
-            self._weights = {p: mean / (v + FLOOR * mean) for p, v in moving.items()}
+            self._weights = {p: mean / (v + FLOOR_PART * mean) for p, v in moving.items()}
 
     def product(
         self, pairs: Iterable[tuple[torch.nn.Parameter, torch.Tensor, torch.Tensor]]

@@ -9,6 +9,7 @@ from tests.unit.agent.test_agent_identity import started
 from slackwater.agent import Agent
 from slackwater.common.base.errors import GradientRefused, Rejected
 from slackwater.common.domains.slots.folding import replay
+from slackwater.common.domains.slots.rules import RULES
 from slackwater.schemas.jobs import DType, UpdateRule
 
 SHAPES: dict[str, tuple[int, ...]] = {"w": (300, 40), "b": (40,), "scale": ()}
@@ -32,21 +33,7 @@ def gradients(iteration: int, dtype: DType) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize(
-    "rule",
-    [
-        "sgd",
-        "momentum",
-        "nesterov",
-        "adam",
-        "adamw",
-        "nadam",
-        "adagrad",
-        "rmsprop",
-        "rmsprop_momentum",
-        "rmsprop_centered",
-    ],
-)
+@pytest.mark.parametrize("rule", [name for name, rule in RULES.items() if not rule.sums])
 def test_it_ends_at_the_bits_of_a_replay_of_one_worker(rule: str, dtype: DType) -> None:
     update = UpdateRule(name=rule, learning_rate=0.05, weight_decay=0.01)  # type: ignore[arg-type]
     with Agent(tensors=initial(), update=update, gradient_dtype=dtype) as agent:

@@ -9,19 +9,7 @@ from slackwater.loadgen.emulate import SLICE_ELEMENTS, Emulation
 from slackwater.loadgen.verify import replay, replay_digest
 from slackwater.schemas.jobs import DType, UpdateRule
 
-RULE_NAMES = (
-    "sgd",
-    "momentum",
-    "nesterov",
-    "adam",
-    "adamw",
-    "nadam",
-    "adagrad",
-    "rmsprop",
-    "rmsprop_momentum",
-    "rmsprop_centered",
-    "sum",
-)
+RULE_NAMES = tuple(RULES)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
