@@ -45,7 +45,7 @@ def test_one_process_fits_beside_its_training_and_grows_its_batch(tmp_path: Path
     (found,) = run("alone", 1, tmp_path / "result")
     batches = [batch for batch, _ in found["decisions"].values()]
     assert batches[0] == 16
-    assert batches[-1] > 16
+    assert max(batches) > 16, "it may shrink again where the machine's times change"
     assert found["rate"] == 0.01, "the scheduler's rate is back"
     changes = read(tmp_path / "result.jsonl")
     assert changes[-1].goodput is not None
@@ -58,4 +58,5 @@ def test_replicas_of_ddp_decide_alike_and_keep_the_same_weights(tmp_path: Path) 
     assert first["decisions"] == second["decisions"]
     assert first["weights"] == second["weights"]
     assert first["examples"] != second["examples"]
-    assert list(first["decisions"].values())[-1][0] > 16
+    grown = max(batch for batch, _ in first["decisions"].values())
+    assert grown > 16, "it may shrink again where the machine's times change"
