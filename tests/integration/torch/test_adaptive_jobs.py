@@ -69,7 +69,8 @@ async def test_workers_of_aggregators_measure_decide_and_train_alike(
     assert first["weights"] == second["weights"]
     assert first["examples"] != second["examples"]
     assert first["folded"] == second["folded"] == (way == "wrapper"), "noise is summed in folds"
-    assert list(first["decisions"].values())[-1][0] > 16
+    grown = max(batch for batch, _ in first["decisions"].values())
+    assert grown > 16, "it may shrink again where the machine's times change"
 
 
 async def test_pollux_gives_a_job_more_gpus_by_what_it_measured_and_it_goes_on(
