@@ -100,6 +100,10 @@ VENV_OBJECT: Final = "venv-"
 """Begins the names of virtual environments in the object store, beside packs of code."""
 
 
+STATE_COPIES: Final = 20
+"""Iterations within which all of the optimiser's states are copied, unless a job says."""
+
+
 class TensorSpec(Record, kw_only=True, frozen=True):
     """A trainable tensor: its name, its shape and the parameters' dtype (always float32).
 
@@ -227,6 +231,9 @@ class JobSpec(Record, kw_only=True, frozen=True):
     noise: bool = False
     """Measure with each update of a synchronous job what tells its gradient noise scale: its
     program reads it from its Agent."""
+    state_copies: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = STATE_COPIES
+    """Iterations within which its workers, each a part, copy the optimiser's states from
+    aggregators that they reach over a network, in case these are lost; 0: they copy none."""
     virtual_ranks: VirtualRanks = 0
     """Gradients of each update, whatever the number of workers that compute them; 0: one of each
     worker, unless the program says it itself."""

@@ -38,6 +38,7 @@ from slackwater.schemas.base import (
 from slackwater.schemas.cluster import Addresses, Aggregators
 from slackwater.schemas.jobs import (
     ELEMENTS_MAX,
+    STATE_COPIES,
     Consistency,
     DType,
     JobSpec,
@@ -89,6 +90,8 @@ class JobPlan(Record, kw_only=True, frozen=True):
     staleness: Staleness = 0
     noise: bool = False
     """Folds keep the sums of squares that tell the gradient noise scale."""
+    state_copies: Count = STATE_COPIES
+    """Iterations within which its workers copy the optimiser's states once; 0: they do not."""
     layout_epoch: Count
     token: Secret
     """The job's secret, as controller and aggregators have it: hex, another for each run. In the

@@ -16,11 +16,12 @@ never counted here, so that a repeated, reordered or lost doorbell changes nothi
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from slackwater.common.base.errors import AccessRefused
 from slackwater.common.base.transitions import Story
 from slackwater.common.domains.slots.consistency import acknowledged, next_rank, staleness_bound
+from slackwater.common.domains.slots.frames import Held
 from slackwater.schemas.base import JobId
 from slackwater.schemas.placement import BucketLayout, Endpoint, JobPlan
 from slackwater.services.aggregator.early_fold import Ahead, Parts
@@ -65,6 +66,35 @@ class Move:
     to: Endpoint
 
 
+class Offered(NamedTuple):
+    """A worker's offer to fill a bare region (Offer, frames.py)."""
+
+    version: int
+    applied: tuple[int, ...]
+    states: Held
+
+
+class SeededStates(NamedTuple):
+    """Optimiser states that workers wrote into a bare region: how many updates they have had, how
+    many elements of each there are, by how many versions the oldest is behind, and whose."""
+
+    updates: int = 0
+    elements: int = 0
+    behind: int = 0
+    ranks: tuple[int, ...] = ()
+
+    def with_part(self, part: "SeededStates", rank: int) -> "SeededStates":
+        """Return both together; parts of nothing change nothing."""
+        if not part.elements:
+            return self._replace(updates=max(self.updates, part.updates))
+        return SeededStates(
+            max(self.updates, part.updates),
+            self.elements + part.elements,
+            max(self.behind, part.behind),
+            tuple(sorted((*self.ranks, rank))),
+        )
+
+
 class Bucket:
     """`channel`s are opaque numbers; each rank has at most one."""
 
@@ -104,10 +134,13 @@ class Bucket:
         self.move: Move | None = None
         self._folding: int | None = None
         """The rank whose push is being applied by itself, or was last."""
-        self._offers: dict[int, tuple[int, tuple[int, ...]]] = {}
+        self._offers: dict[int, Offered] = {}
         self._done = [0] * plan.workers
         """The newest iteration with which each rank is done, as far as it said so."""
         self._seeder: int | None = None
+        self._awaited: set[int] = set()
+        """Ranks that were asked to seed it, the seeder or for parts of states, and have not yet."""
+        self.states_seeded = SeededStates()
         self._was_ready = initialized
         self._heard: set[int] | None = set() if arrived else None
         """Ranks that rang here since the bucket came; None: nobody waits for WORKER_DONE."""
@@ -122,6 +155,7 @@ class Bucket:
         """Note that the bucket has left."""
         self._become("gone", "it is removed")
         self._seeder = None
+        self._awaited.clear()
 
     # Attachments ----------------------------------------------------------------------------------
 
@@ -166,8 +200,9 @@ class Bucket:
     def _withdraw(self, rank: int) -> None:
         self.parts.forget(rank)
         self._offers.pop(rank, None)
-        if self._seeder == rank and self.phase == "seeding":
+        if rank in self._awaited and self.phase == "seeding":
             self._seeder = None
+            self._awaited.clear()
             self._become("empty", f"rank {rank}, which was to seed it, is away")
 
     # A bare region --------------------------------------------------------------------------------
@@ -177,35 +212,57 @@ class Bucket:
         """A version is complete: it can be pulled."""
         return self.phase in ("ready", "folding") or (self.phase == "moving" and self._was_ready)
 
-    def offered(self, rank: int, version: int, applied: tuple[int, ...] = ()) -> int | None:
-        """The rank to ask for its parameters, once all have said what they have: of the newest
-        version, the lowest. `applied`: what they contain, where the version does not say it."""
+    def offered(
+        self, rank: int, version: int, applied: tuple[int, ...] = (), states: Held = ""
+    ) -> tuple[int, ...]:
+        """Return the ranks to ask for what they have, once all have said it: for parameters the
+        lowest of the newest version, one that has the optimiser's states with them before others.
+        Where none has, those that keep copies of parts are asked for these, too. `applied`: what
+        the parameters contain, where the version does not say it."""
         if self.phase not in ("empty", "seeding"):
-            return None
-        self._offers[rank] = (version, applied)
+            return ()
+        self._offers[rank] = Offered(version, applied, states)
         self._done[rank] = max(self._done[rank], version)
         if self.phase == "seeding":  # A rank that was asked and offers again has not heard it.
-            return rank if rank == self._seeder else None
+            return (rank,) if rank in self._awaited else ()
         if any(each not in self._offers for each in range(self.active)):
-            return None
+            return ()
         newest = max(map(self._contained, self._offers))
-        self._seeder = min(r for r in self._offers if self._contained(r) == newest)
-        self._become("seeding", f"rank {self._seeder} is asked")
-        return self._seeder
+        has = [each for each in sorted(self._offers) if self._contained(each) == newest]
+        self._seeder = next((r for r in has if self._offers[r].states == "whole"), has[0])
+        asked = [self._seeder]
+        if self._offers[self._seeder].states != "whole":
+            others = (r for r, offer in sorted(self._offers.items()) if offer.states)
+            asked += [each for each in others if each != self._seeder]
+        self._awaited, self.states_seeded = set(asked), SeededStates()
+        self._become("seeding", f"ranks {asked} are asked")
+        return tuple(asked)
+
+    def asked(self, rank: int) -> tuple[int, bool]:
+        """Return the version that is being seeded, and whether the rank is asked for parts of
+        states alone."""
+        assert self._seeder is not None
+        return self._contained(self._seeder), rank != self._seeder
 
     def _contained(self, rank: int) -> int:
         """Return the number of updates in the parameters that the rank offers."""
-        version, applied = self._offers[rank]
-        return version if self.bound is None else sum(applied)
+        offer = self._offers[rank]
+        return offer.version if self.bound is None else sum(offer.applied)
 
-    def seeded(self, rank: int, version: int) -> bool:
-        """Say whether this is the seed that was asked for. A push of whose answer its worker knows
-        is not applied again, nor is one that the seed contains."""
-        if self.phase != "seeding" or rank != self._seeder or self._contained(rank) != version:
+    def seeded(self, rank: int, version: int, states: "SeededStates | None" = None) -> bool:
+        """Say whether the region is filled: this is the last seed that was asked for. A push of
+        whose answer its worker knows is not applied again, nor is one that the seed contains.
+        `states`: what the rank wrote of the optimiser's."""
+        if self.phase != "seeding" or rank not in self._awaited or version != self.asked(rank)[0]:
             return False
-        self._become("ready", f"rank {rank} seeded it")
+        self._awaited.discard(rank)
+        self.states_seeded = self.states_seeded.with_part(states or SeededStates(), rank)
+        if self._awaited:
+            return False
+        assert self._seeder is not None
+        self._become("ready", f"rank {self._seeder} seeded it")
         self.version = version
-        contained = self._offers[rank][1] or (0,) * self.plan.workers
+        contained = self._offers[self._seeder].applied or (0,) * self.plan.workers
         self.applied = list(map(max, contained, self._done))
         self._offers.clear()
         self._seeder = None
@@ -356,7 +413,8 @@ class Bucket:
         ranks = {*self.attached, *self._offers, *(self._heard or ())}
         good = {
             "with a seeder while it is seeded": seeding == (self._seeder is not None),
-            "seeded by one that offered": not seeding or self._seeder in self._offers,
+            "seeded by some that offered": self._awaited <= {*self._offers}
+            and bool(self._awaited) == seeding,
             "offered only while it is bare": not self._offers
             or self.phase in ("empty", "seeding", "gone"),
             "folded for one rank, or for all": self.phase != "folding"

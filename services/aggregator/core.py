@@ -31,11 +31,9 @@ from slackwater.common.base.effects import (
 from slackwater.common.base.errors import Rejected
 from slackwater.common.domains.slots.layout import bucket_tensors, element_count
 from slackwater.common.domains.slots.region import SlotRegion
-from slackwater.common.domains.slots.rules import RULES
 from slackwater.schemas import subjects
 from slackwater.schemas.base import NOT_FOUND, AggregatorId, JobId, Message, Ok, Refused
 from slackwater.schemas.cluster import ARRIVED_MAX, WorkersAt
-from slackwater.schemas.job_events import JobEvent
 from slackwater.schemas.placement import (
     BucketHeld,
     BucketsHeld,
@@ -66,6 +64,7 @@ from slackwater.services.aggregator.events import (
     TasksMeasured,
     WorkersArrived,
 )
+from slackwater.services.aggregator.reseeding import reseeded
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +127,9 @@ class AggregatorCore:
                 return self._made(event, now_s)
             case RegionsDropped(token=token):
                 return [Reply(token, Ok())] if token else []
-            case BucketSeeded(key=key, rank=rank):
-                return self._state_lost(key, rank, now_s)
+            case BucketSeeded(key=key):
+                bucket = self.buckets.get(key)
+                return [] if bucket is None else reseeded(self.id, bucket, event, now_s)
             case WorkersArrived(key=(job, bucket), location_epoch=epoch):
                 done = WorkerDone(job=job, bucket=bucket, location_epoch=epoch, target=self.id)
                 at = WorkersAt(job=job, bucket=bucket, location_epoch=epoch)
@@ -456,26 +456,6 @@ class AggregatorCore:
             copy_s=fact.copy_s,
         )
         return Publish(subjects.event("migration", fact.move.migration, "copied"), done)
-
-    def _state_lost(self, key: Key, rank: int, now_s: float) -> list[Effect]:
-        bucket = self.buckets.get(key)
-        if bucket is None:
-            return []
-        seeded = Log("bucket.reseeded", {"job": key[0], "bucket": key[1], "rank": rank}, "warning")
-        if not RULES[bucket.plan.update.name].states:
-            return [seeded]  # There was none to lose.
-        event = JobEvent(
-            job=key[0],
-            fact="optimizer-state-lost",
-            at_s=now_s,
-            reason=f"bucket {key[1]}: its region was lost; parameters of version "
-            f"{bucket.version} came from worker {rank}, the optimiser's state starts afresh",
-            detail={"bucket": str(key[1]), "version": str(bucket.version), "aggregator": self.id},
-        )
-        return [
-            Publish(subjects.event("job", key[0], "optimizer-state-lost"), event),
-            seeded,
-        ]
 
 
 def _order(plan: SlotPlan) -> tuple[int, int]:

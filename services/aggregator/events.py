@@ -6,7 +6,7 @@ from slackwater.common.base.effects import ShellEvent
 from slackwater.schemas.base import JobId
 from slackwater.schemas.placement import JobPlan
 from slackwater.schemas.telemetry import TasksObserved
-from slackwater.services.aggregator.bucket import Key, Move
+from slackwater.services.aggregator.bucket import Key, Move, SeededStates
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +25,12 @@ class RegionsDropped:
 
 @dataclass(frozen=True, slots=True)
 class BucketSeeded:
-    """A worker seeded the bucket at a version above 0: the bytes had been lost, the optimiser
-    starts afresh."""
+    """A worker seeded the bucket at a version above 0, as the bytes had been lost; `states`: what
+    there was of the optimiser's."""
 
     key: Key
     rank: int
+    states: SeededStates
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ from slackwater.common.shell.definition import Port
 from slackwater.common.transport.base import Channel
 from slackwater.schemas.base import JobId
 from slackwater.schemas.placement import JobPlan
-from slackwater.services.aggregator.bucket import Bucket, Key, Move, Verdict
+from slackwater.services.aggregator.bucket import Bucket, Key, Move, SeededStates, Verdict
 from slackwater.services.aggregator.core import AggregatorCore
 from slackwater.services.aggregator.departure import Departures
 from slackwater.services.aggregator.early_fold import Ahead
@@ -210,18 +210,21 @@ class DataPlane:
             if session.rank < bucket.active:  # Else it is told once it counts.
                 session.done(bucket)
         else:
-            rank = bucket.offered(session.rank, offer.version, offer.applied)
-            if rank is not None:
-                self._tell_rank(bucket, rank, SeedAsked(handle=bucket.handle))
+            asked = bucket.offered(session.rank, offer.version, offer.applied, offer.states)
+            for rank in asked:
+                version, only_states = bucket.asked(rank)
+                ask = SeedAsked(handle=bucket.handle, version=version, only_states=only_states)
+                self._tell_rank(bucket, rank, ask)
 
     def seeded(self, session: Session, bucket: Bucket, seed: Seed) -> None:
         held, version = self._regions.held.get(bucket.key), seed.version
-        if held is None or not bucket.seeded(session.rank, version):
+        states = SeededStates(seed.updates, seed.elements, seed.behind)
+        if held is None or not bucket.seeded(session.rank, version, states):
             return
         held.slots.set_applied(version, bucket.applied)
-        held.slots.initialize(version, seed.updates)
+        held.slots.initialize(version, bucket.states_seeded.updates)
         if version > 0:
-            self.port.post(BucketSeeded(bucket.key, session.rank))
+            self.port.post(BucketSeeded(bucket.key, session.rank, bucket.states_seeded))
         self._tell(bucket, bucket.attached_active)
         self.leave_if_idle(bucket, held)
 

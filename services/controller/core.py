@@ -242,6 +242,7 @@ class Controller:
             consistency=spec.consistency,
             staleness=spec.staleness,
             noise=spec.noise,
+            state_copies=spec.state_copies,
             layout_epoch=LAYOUT_EPOCH + message.run,
             token=f"{self.state.rng.getrandbits(128):032x}",
         )

@@ -199,6 +199,7 @@ _JOB: Final[dict[str, Callable[[JobEvent], str]]] = {
         f"{_where(fact)}"
     ),
     "optimizer-state-lost": lambda fact: f"{fact.job} lost optimiser state: {fact.reason}",
+    "optimizer-state-recovered": lambda fact: f"{fact.job} kept its optimiser state: {fact.reason}",
 }
 
 

@@ -65,6 +65,11 @@ class Hello(_Control, frozen=True, kw_only=True, tag="hello"):
     sender: Annotated[str, msgspec.Meta(max_length=128)] = ""
 
 
+Held = Literal["", "parts", "whole"]
+"""Says what a worker has of a bucket's optimiser states: nothing, copies of some parts from some
+iterations ago, or all of them as of its version."""
+
+
 class Attach(_Control, frozen=True, kw_only=True, tag="attach"):
     buckets: Annotated[tuple[Count, ...], msgspec.Meta(max_length=ENTRIES_MAX)]
 
@@ -107,10 +112,17 @@ class Offer(_Control, frozen=True, kw_only=True, tag="offer"):
     handle: Count
     version: Count
     applied: Annotated[tuple[Count, ...], msgspec.Meta(max_length=WORKERS_MAX)] = ()
+    states: Held = ""
+    """Whether it has the optimiser's states beside them."""
 
 
 class SeedAsked(_Control, frozen=True, kw_only=True, tag="seed-asked"):
+    """Fill the bare region at `version`: with all that the worker offered, or with the parts of the
+    optimiser's states alone, where another worker has newer parameters."""
+
     handle: Count
+    version: Count = 0
+    only_states: bool = False
 
 
 class Seed(_Control, frozen=True, kw_only=True, tag="seed"):
@@ -122,6 +134,10 @@ class Seed(_Control, frozen=True, kw_only=True, tag="seed"):
     updates: Count = 0
     """How many updates the optimiser's states have had that are written beside them; 0: they are
     fresh."""
+    elements: Count = 0
+    """How many elements of each state are written: copies may be of a part only."""
+    behind: Count = 0
+    """By how many versions the oldest of them is behind `version`."""
 
 
 class PushRefused(_Control, frozen=True, kw_only=True, tag="push-refused"):

@@ -350,7 +350,8 @@ class AgentCore:
         bucket = self._by_handle.get((aggregator, asked.handle))
         if bucket is None:
             return []
-        return [WriteSeed(aggregator, bucket.index, asked.handle, max(bucket.held, 0))]
+        version = asked.version if asked.only_states else max(bucket.held, 0)
+        return [WriteSeed(aggregator, bucket.index, asked.handle, version, asked.only_states)]
 
     def push_refused(self, aggregator: AggregatorId, refused: PushRefused) -> list[AgentAction]:
         """Note a refused push. Another worker's refusal only means that this one waits on."""

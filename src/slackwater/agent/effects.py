@@ -61,12 +61,14 @@ class Ring(Action):
 
 @dataclass(frozen=True, slots=True)
 class WriteSeed(Action):
-    """Write this worker's parameters of `version` into the bare region, then send Seed."""
+    """Write this worker's parameters of `version` into the bare region, or only what it has of the
+    optimiser's states, beside another's parameters; then send Seed."""
 
     aggregator: AggregatorId
     bucket: int
     handle: int
     version: int
+    only_states: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slackwater.agent.link_times import Link
+from slackwater.agent.state_copies import Part
 from slackwater.common.base import limits
 from slackwater.common.base.errors import Rejected
 from slackwater.common.domains.slots.frames import encode_part
@@ -116,6 +117,11 @@ class Attached(Protocol):
         """Fill the region's buffers of `version`."""
         ...
 
+    async def seed_states(self, version: int, parts: Sequence[Part]) -> None:
+        """Write parts of the optimiser's states into the region's buffers of `version`. Raises
+        Unavailable, AccessRefused."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -188,6 +194,24 @@ class InPlace:
         await asyncio.to_thread(_join, tensors, target)
         for index, state in enumerate(states[: self._region.geometry.states]):
             await asyncio.to_thread(_join, state, self._region.state(version, index))
+
+    async def seed_states(self, version: int, parts: Sequence[Part]) -> None:
+        """Write parts of the optimiser's states into the buffers of `version`."""
+        for part in parts:
+            for index, state in enumerate(part.states):
+                self._region.state(version, index)[part.first : part.end] = state
+
+    def kept_states(self, version: int | None) -> tuple[int, list[Floats]] | None:
+        """Return the states as of `version` (None: the newest) in a region whose aggregator is
+        gone, in place, and how many updates they have had; None: they are not there. An aggregator
+        that was killed in mid-fold has written to the other buffers."""
+        region = self._region
+        newest = region.version
+        version = newest if version is None else version
+        if not region.initialized or newest - version not in (0, 1):
+            return None
+        states = [region.state(version, index) for index in range(region.geometry.states)]
+        return version - region.state_since, states
 
     def states(self, version: int | None) -> tuple[int, list[Floats]] | None:
         """Return how many updates the optimiser's states have had, and copies of them as of
@@ -400,6 +424,47 @@ class Staged:
             await asyncio.to_thread(_join, state, flat)
             offset = geometry.state_offset(version, index)
             await self.channel.write(bytes_of(flat), self._remote, offset)
+
+    async def seed_states(self, version: int, parts: Sequence[Part]) -> None:
+        """Write parts of the optimiser's states into the buffers of `version`. Raises Unavailable,
+        AccessRefused."""
+        for part in parts:
+            for index, state in enumerate(part.states):
+                offset = self._geometry.state_offset(version, index) + WORD // 2 * part.first
+                await self.channel.write(bytes_of(state), self._remote, offset)
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks count, as of the last version that was delivered."""
+        geometry = self._geometry
+        return self.sizes.newest.workers if geometry.active else geometry.workers
+
+    @property
+    def fixed(self) -> bool:
+        """Say whether no version is complete without this rank's push."""
+        return not self._geometry.active
+
+    async def read_part(
+        self, first: int, end: int, version: int | None, still: Callable[[], bool]
+    ) -> tuple[Part, int] | None:
+        """Read elements [first, end) of each of the optimiser's states as of `version` (None: as of
+        the newest), and the version at which they were fresh. None: another fold may have
+        overwritten them meanwhile; `still` says of `version` that the one after the next cannot
+        have begun. Raises Unavailable, AccessRefused."""
+        geometry, read = self._geometry, self.channel.read
+        words = np.zeros(3, np.int64)
+        await read(self._remote, VERSION * WORD, bytes_of(words[:1]))
+        await read(self._remote, STATE_SINCE * WORD, bytes_of(words[1:2]))
+        newest = int(words[0])
+        wanted = newest if version is None else version
+        states = tuple(np.empty(end - first, np.float32) for _ in range(geometry.states))
+        for index, state in enumerate(states):
+            offset = geometry.state_offset(wanted, index) + WORD // 2 * first
+            await read(self._remote, offset, bytes_of(state))
+        await read(self._remote, VERSION * WORD, bytes_of(words[2:]))
+        if int(words[2]) == wanted or (version is not None and still()):
+            return Part(first, end, wanted, states), int(words[1])
+        return None
 
     async def states(self, version: int | None) -> tuple[int, list[Floats]] | None:
         """Return what `InPlace.states` does. Raises Unavailable, AccessRefused."""

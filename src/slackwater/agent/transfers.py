@@ -12,8 +12,10 @@ from typing import Final
 from slackwater.agent.core import AgentCore
 from slackwater.agent.effects import Ring, WriteSeed, WriteSize
 from slackwater.agent.initial import Initial
+from slackwater.agent.on_device import StagedOnDevice
 from slackwater.agent.region_access import Attached, InPlace, Staged
 from slackwater.agent.sizing import Sizing
+from slackwater.agent.snapshot import Snapshots
 from slackwater.agent.virtual_slots import VirtualInPlace, VirtualStaged
 from slackwater.agent.worker_bucket import WorkerBucket
 from slackwater.common.base.errors import Rejected, Unavailable
@@ -42,6 +44,9 @@ class Transfers:
         self._core, self._channels, self._initial = core, channels, initial
         self._have, self._drop = have, drop
         self._free = asyncio.Semaphore(_TRANSFERS)
+        self._copying = asyncio.Lock()
+        """States are read one part at a time: pushes and pulls come first."""
+        self._seeding: set[tuple[AggregatorId, int]] = set()
 
     async def push(
         self, ring: Ring, bucket: WorkerBucket, slots: Attached, sizing: Sizing | None
@@ -79,21 +84,65 @@ class Transfers:
                 await slots.channel.close()
             return
         self._have(bucket, slots, version)
+        await self._copy_states(bucket, slots, version)
 
     async def seed(self, seed: WriteSeed, bucket: WorkerBucket) -> None:
-        """Fill a bare region with the newest parameters that this worker has."""
-        channel = self._channels.get(seed.aggregator)
-        if channel is None or (slots := bucket.slots) is None:
-            return
+        """Fill a bare region with what this worker was asked for, and say so."""
+        channel, key = self._channels.get(seed.aggregator), (seed.aggregator, seed.handle)
+        if channel is None or (slots := bucket.slots) is None or key in self._seeding:
+            return  # Asked again, while it is being written: the answer to that serves both.
+        self._seeding.add(key)
         try:
-            version = bucket.updates(seed.version)
-            states, updates = bucket.first_states(self._initial, version)
             async with self._free:
-                await slots.seed(version, bucket.newest(self._initial), states)
-            said = Seed(handle=seed.handle, version=version, updates=updates)
+                said = await self._fill(seed, bucket, slots)
             channel.send(encode_control(said))
         except (Unavailable, Rejected) as error:
             await self._drop(seed.aggregator, channel, error)
+        finally:
+            self._seeding.discard(key)
+
+    async def _fill(self, seed: WriteSeed, bucket: WorkerBucket, slots: Attached) -> Seed:
+        """Write the newest parameters that this worker has, unless another's are newer, and what it
+        has of the optimiser's states: in a mapped region that was lost, or as copies of parts.
+        Raises Unavailable, AccessRefused."""
+        version, parts = seed.version, bucket.copies.parts
+        updates = elements = 0
+        if not seed.only_states:
+            version = bucket.updates(version)
+            states, updates = bucket.first_states(self._initial, version)
+            if version and (kept := bucket.kept_states()):
+                updates, states, parts = kept[0], [[state] for state in kept[1]], []
+                elements = bucket.layout.elements
+            await slots.seed(version, bucket.newest(self._initial), states)
+        if parts:
+            await slots.seed_states(version, parts)
+            elements = sum(part.end - part.first for part in parts)
+            updates = max(updates, version - bucket.copies.since)
+        behind = max((version - part.version for part in parts), default=0)
+        return Seed(
+            handle=seed.handle, version=version, updates=max(0, updates), elements=elements,
+            behind=max(0, behind),
+        )  # fmt: skip
+
+    async def _copy_states(self, bucket: WorkerBucket, slots: Staged, version: int) -> None:
+        """Read the parts of the optimiser's states that are due, one after another, as long as the
+        region holds those of `version`."""
+        if isinstance(slots, StagedOnDevice):
+            return
+        updates_alone = isinstance(bucket.staging, Snapshots)
+        try:
+            async with self._copying:
+                for first, end in bucket.copies.due(slots.ranks):
+                    if bucket.slots is not slots or bucket.version > version:
+                        return
+                    found = await slots.read_part(
+                        first, end, None if updates_alone else version,
+                        lambda: slots.fixed and bucket.iteration <= version + 1,
+                    )  # fmt: skip
+                    if found is not None:
+                        bucket.copies.keep(*found)
+        except (Unavailable, Rejected) as error:  # The next version's turn comes where it is then.
+            _log.info("bucket %d: states of version %d: %s", bucket.index, version, error)
 
     async def write_size(self, effect: WriteSize, bucket: WorkerBucket, sizing: Sizing) -> None:
         """Write how many workers count from now on into a region that is not mapped, and ring for

@@ -16,12 +16,13 @@ from typing import Any
 import numpy as np
 
 from slackwater.agent.initial import Initial
-from slackwater.agent.region_access import ELEMENT, OWN, Array, Attached, Staging
+from slackwater.agent.region_access import ELEMENT, OWN, Array, Attached, InPlace, Staging
 from slackwater.agent.snapshot import Snapshots
+from slackwater.agent.state_copies import StateCopies
 from slackwater.common.base.errors import GradientRefused, Rejected
-from slackwater.common.domains.slots.frames import Offer, PushRefused
+from slackwater.common.domains.slots.frames import Held, Offer, PushRefused
 from slackwater.common.domains.slots.layout import bucket_tensors
-from slackwater.common.domains.slots.rules import Floats, Hyper
+from slackwater.common.domains.slots.rules import RULES, Floats, Hyper
 from slackwater.common.transport.gpu import Device, DeviceArray, copy_into
 from slackwater.schemas.jobs import DType, JobSpec, TensorSpec
 from slackwater.schemas.placement import BucketLayout, JobPlan, Located
@@ -30,8 +31,18 @@ from slackwater.schemas.placement import BucketLayout, JobPlan, Located
 class WorkerBucket:
     """One bucket: its tensors' places in the slot, and how far it is."""
 
-    def __init__(self, layout: BucketLayout, tensors: tuple[TensorSpec, ...], hyper: Hyper) -> None:
+    copies: StateCopies
+    """Copies of the optimiser's states, where its aggregator is reached over a network."""
+
+    def __init__(
+        self,
+        layout: BucketLayout,
+        tensors: tuple[TensorSpec, ...],
+        hyper: Hyper,
+        copies: StateCopies | None = None,
+    ) -> None:
         self.layout = layout
+        self.copies = copies or StateCopies(layout.index, layout.elements, 0, 0)
         self.index = layout.index
         self.tensors = tensors
         self.bounds = list(pairwise(accumulate((prod(t.shape) for t in tensors), initial=0)))
@@ -173,7 +184,17 @@ class WorkerBucket:
         return self.staging.applied[self.version & 1]
 
     def offer(self, handle: int, version: int) -> Offer:
-        return Offer(handle=handle, version=version, applied=self.contained)
+        states: Held = "whole" if self.kept_states() else "parts" if self.copies.parts else ""
+        return Offer(handle=handle, version=version, applied=self.contained, states=states)
+
+    def kept_states(self) -> tuple[int, list[Floats]] | None:
+        """Return the optimiser's states in a mapped region that was lost, as of `version`, and how
+        many updates they have had; None: there are none."""
+        source = self.source
+        if not isinstance(source, InPlace) or source is self.slots:
+            return None
+        kept = source.kept_states(None if isinstance(self.staging, Snapshots) else self.version)
+        return kept if kept and kept[1] else None
 
     def updates(self, version: int) -> int:
         """How many are in what `newest` gives."""
@@ -335,6 +356,11 @@ def worker_buckets(
             "controller, or give the number with which the job began"
         )
     hyper = Hyper.of(plan.update)
+    every = plan.state_copies if RULES[plan.update.name].states else 0
     return [
-        WorkerBucket(layout, bucket_tensors(layout, tensors), hyper) for layout in located.buckets
-    ]
+        WorkerBucket(
+            layout, bucket_tensors(layout, tensors), hyper,
+            StateCopies(layout.index, layout.elements, rank, every),
+        )
+        for layout in located.buckets
+    ]  # fmt: skip

@@ -68,6 +68,7 @@ class Director:
             subjects.events("migration", fact="copied"),
             subjects.events("migration", fact="worker-done"),
             subjects.events("job", fact="optimizer-state-lost"),
+            subjects.events("job", fact="optimizer-state-recovered"),
         ):
             await self.bus.subscribe(pattern, self._fact)
         endpoints = [

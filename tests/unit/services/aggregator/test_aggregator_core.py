@@ -33,7 +33,7 @@ from slackwater.schemas.placement import (
     WorkerDone,
 )
 from slackwater.schemas.service import Drain
-from slackwater.services.aggregator.bucket import Bucket, Move
+from slackwater.services.aggregator.bucket import Bucket, Move, SeededStates
 from slackwater.services.aggregator.core import AggregatorCore, LockedBucket
 from slackwater.services.aggregator.effects import (
     DropBuckets,
@@ -417,7 +417,7 @@ def test_facts_name_job_bucket_and_epoch() -> None:
     assert driver.ask(host(1, job=plan(update=UpdateRule(name="momentum")))) is None
     assert isinstance(driver.made(driver._token), Ok)
     driver.run(driver.core.step(WorkersArrived((JOB, 1), 4), 0.0))
-    driver.run(driver.core.step(BucketSeeded((JOB, 1), 0), 0.0))
+    driver.run(driver.core.step(BucketSeeded((JOB, 1), 0, SeededStates()), 0.0))
     arrived, lost = driver.published
     assert arrived == WorkerDone(job=JOB, bucket=1, location_epoch=4, target=AggregatorId("a1"))
     assert isinstance(lost, JobEvent)
@@ -432,7 +432,7 @@ def test_a_rule_without_state_loses_none() -> None:
     """Its bucket is filled from a worker's parameters, and is what it was."""
     driver = Driver()
     driver.host(1)
-    driver.run(driver.core.step(BucketSeeded((JOB, 1), 0), 0.0))
+    driver.run(driver.core.step(BucketSeeded((JOB, 1), 0, SeededStates()), 0.0))
     assert not driver.published
 
 

@@ -119,9 +119,9 @@ def test_the_richest_copy_seeds_and_no_push_counts_twice() -> None:
     bare = bucket()
     for rank in range(WORKERS):
         bare.attach(rank, rank + 10)
-    assert bare.offered(0, 4, (4, 3, 3)) is None
-    assert bare.offered(1, 5, (5, 5, 3)) is None
-    assert bare.offered(2, 4, (2, 4, 4)) == 1
+    assert bare.offered(0, 4, (4, 3, 3)) == ()
+    assert bare.offered(1, 5, (5, 5, 3)) == ()
+    assert bare.offered(2, 4, (2, 4, 4)) == (1,)
     bare.detach(2, 12)  # Its last acknowledged version stays known.
     assert not bare.seeded(1, 5), "a seed is known by the updates in it"
     assert bare.seeded(1, 13)
@@ -131,7 +131,7 @@ def test_the_richest_copy_seeds_and_no_push_counts_twice() -> None:
 
 def test_a_fresh_job_is_seeded_by_rank_0() -> None:
     bare = bucket(staleness=2)
-    assert [bare.offered(rank, 0) for rank in (2, 1, 0)] == [None, None, 0]
+    assert [bare.offered(rank, 0) for rank in (2, 1, 0)] == [(), (), (0,)]
     assert bare.seeded(0, 0)
     assert (bare.version, bare.applied) == (0, [0, 0, 0])
 

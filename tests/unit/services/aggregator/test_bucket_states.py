@@ -14,10 +14,11 @@ from hypothesis.stateful import (
 )
 
 from slackwater.common.base.transitions import InvalidTransition
+from slackwater.common.domains.slots.frames import Held
 from slackwater.schemas.base import AggregatorId, JobId
 from slackwater.schemas.jobs import UpdateRule
 from slackwater.schemas.placement import BucketLayout, Endpoint, JobPlan
-from slackwater.services.aggregator.bucket import TRANSITIONS, Bucket, Move, Verdict
+from slackwater.services.aggregator.bucket import TRANSITIONS, Bucket, Move, SeededStates, Verdict
 
 PLAN = JobPlan(
     job=JobId("j1"),
@@ -43,9 +44,9 @@ def test_the_newest_version_of_the_lowest_rank_seeds_once_all_have_offered() -> 
     bare = bucket()
     for rank in range(3):
         bare.attach(rank, rank + 10)
-    assert bare.offered(0, 3) is None
-    assert bare.offered(2, 9) is None
-    assert bare.offered(1, 9) == 1
+    assert bare.offered(0, 3) == ()
+    assert bare.offered(2, 9) == ()
+    assert bare.offered(1, 9) == (1,)
     assert bare.phase == "seeding"
     assert not bare.seeded(2, 9), "it was not asked"
     assert not bare.seeded(1, 8), "it offered another version"
@@ -54,11 +55,58 @@ def test_the_newest_version_of_the_lowest_rank_seeds_once_all_have_offered() -> 
     assert not bare.seeded(1, 9)
 
 
+def test_a_worker_with_the_states_seeds_before_one_of_a_lower_rank() -> None:
+    bare = bucket()
+    for rank in range(3):
+        bare.attach(rank, rank + 10)
+    assert bare.offered(0, 9, states="parts") == ()
+    assert bare.offered(1, 8, states="whole") == (), "its parameters are older"
+    assert bare.offered(2, 9, states="whole") == (2,), "nobody else need be asked"
+    assert bare.asked(2) == (9, False)
+    assert bare.seeded(2, 9, SeededStates(7, 4, 0))
+    assert bare.states_seeded == SeededStates(7, 4, 0, (2,))
+
+
+def test_copies_of_parts_are_asked_of_all_that_have_some() -> None:
+    """The region is filled when the last has written; the oldest copy says how old they are."""
+    bare = bucket()
+    for rank in range(3):
+        bare.attach(rank, rank + 10)
+    assert bare.offered(0, 8, states="parts") == ()
+    assert bare.offered(1, 9) == ()
+    assert bare.offered(2, 9, states="parts") == (1, 0, 2)
+    assert [bare.asked(rank) for rank in (0, 1, 2)] == [(9, True), (9, False), (9, True)]
+    assert not bare.seeded(0, 8, SeededStates(5, 2, 3)), "for the version that it was asked for"
+    assert not bare.seeded(0, 9, SeededStates(6, 2, 3))
+    assert not bare.seeded(1, 9)
+    assert bare.offered(2, 9, states="parts") == (2,), "it has not heard that it was asked"
+    assert bare.offered(1, 9) == (), "it has written"
+    assert bare.seeded(2, 9, SeededStates(9, 2, 1))
+    assert (bare.phase, bare.version) == ("ready", 9)
+    assert bare.states_seeded == SeededStates(9, 4, 3, (0, 2))
+
+
+def test_all_are_asked_anew_where_one_of_them_leaves() -> None:
+    bare = bucket()
+    for rank in range(3):
+        bare.attach(rank, rank + 10)
+        asked = bare.offered(rank, 9, states="parts")
+    assert asked == (0, 1, 2)
+    assert not bare.seeded(0, 9, SeededStates(9, 2, 1))
+    bare.detach(2, 12)
+    assert bare.phase == "empty"
+    bare.attach(2, 50)
+    assert bare.offered(2, 9) == (0, 1)
+    assert not bare.seeded(1, 9, SeededStates(9, 1, 4))
+    assert bare.seeded(0, 9, SeededStates(9, 2, 1))
+    assert bare.states_seeded == SeededStates(9, 3, 4, (0, 1))
+
+
 def test_a_seeder_that_offers_again_is_asked_again() -> None:
     bare = bucket()
     for rank in range(3):
         bare.attach(rank, rank + 10)
-    assert [bare.offered(rank, 2) for rank in (1, 2, 0, 1, 0)] == [None, None, 0, None, 0]
+    assert [bare.offered(rank, 2) for rank in (1, 2, 0, 1, 0)] == [(), (), (0,), (), (0,)]
 
 
 def test_a_bucket_whose_workers_were_sent_on_waits_for_none_of_them() -> None:
@@ -84,7 +132,7 @@ def test_a_bucket_that_stays_after_all_is_what_its_region_says() -> None:
 
 def test_at_the_start_rank_0_seeds() -> None:
     bare = bucket()
-    assert [bare.offered(rank, 0) for rank in (2, 1, 0)] == [None, None, 0]
+    assert [bare.offered(rank, 0) for rank in (2, 1, 0)] == [(), (), (0,)]
 
 
 def test_another_worker_is_asked_when_the_seeder_is_gone() -> None:
@@ -97,7 +145,7 @@ def test_another_worker_is_asked_when_the_seeder_is_gone() -> None:
     bare.detach(0, 10)
     assert bare.phase == "empty"
     bare.attach(0, 50)
-    assert bare.offered(0, 1) == 1, "the others' offers still stand"
+    assert bare.offered(0, 1) == (1,), "the others' offers still stand"
 
 
 def test_the_last_push_folds_and_says_so_once() -> None:
@@ -300,14 +348,18 @@ class AnyLife(RuleBasedStateMachine):
     def attach(self, rank: int, there: bool) -> None:
         (self.bucket.attach if there else self.bucket.detach)(rank, 0)
 
-    @rule(version=st.integers(0, 2), ranks=st.sampled_from([(0, 1, 2), (2,)]))
-    def offer(self, version: int, ranks: tuple[int, ...]) -> None:
+    @rule(
+        version=st.integers(0, 2),
+        ranks=st.sampled_from([(0, 1, 2), (2,)]),
+        states=st.sampled_from(["", "parts", "whole"]),
+    )
+    def offer(self, version: int, ranks: tuple[int, ...], states: Held) -> None:
         for rank in ranks:
-            self.bucket.offered(rank, version)
+            self.bucket.offered(rank, version, states=states)
 
     @rule(version=st.integers(0, 2))
     def seed(self, version: int) -> None:
-        if any(self.bucket.seeded(rank, version) for rank in range(3)):
+        if any([self.bucket.seeded(rank, version) for rank in range(3)]):
             self.pushed = [version] * 3
 
     @rule()
