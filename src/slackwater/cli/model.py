@@ -5,6 +5,9 @@ slackwater model throughput --worker-s .029 --server-s .018 --uplink-s .072 --do
 slackwater model configure --instances 1e6 --batch 1000 --model-bytes 2.5e8
     --machines 32 --instance-s .001 --bytes-per-s 1e9 --now-workers 27
 slackwater model configure ... --machine 28x.0006:1.6e8 --machine 4x.00025:6.3e8
+slackwater model rework --contraction .9 --perturbation 20:.1
+slackwater model rework --contraction .99 --iteration-s .5 --checkpoint-s 10 --failures-per-h 1
+    --lost .25
 """
 
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -22,7 +25,7 @@ if TYPE_CHECKING:  # They load numpy and scipy: seconds on a cold machine, for a
     from slackwater.common.domains.models.cost import Configuration, Machine
     from slackwater.common.domains.models.queueing import Method, Solution, StepTimes
 
-app = group("Predict the throughput of asynchronous SGD, or the best configuration of a cluster.")
+app = group("Predict the throughput of asynchronous SGD, the best configuration, or rework.")
 
 
 def _numbers(text: str, option: str) -> list[float]:
@@ -280,3 +283,82 @@ def _show_configuration(document: dict[str, Any]) -> None:
     for (role, data, held), count in same.items():
         table.add_row(str(count), role, f"{data:,.6g}", f"{held:,.6g}")
     out.print(table)
+
+
+@app.command()
+def rework(
+    contraction: Annotated[
+        float,
+        typer.Option(help="c: the factor by which an iteration shortens the way to the optimum."),
+    ],
+    distance: Annotated[
+        float, typer.Option(help="|w0 - w*|: the distance from the optimum at the begin.")
+    ] = 1.0,
+    perturbation: Annotated[
+        list[str] | None,
+        typer.Option(help="A perturbation as ITERATION:NORM; repeat for each (eq. 5.6)."),
+    ] = None,
+    each: Annotated[
+        float | None, typer.Option(help="The norm of a perturbation in every iteration (eq. B.2).")
+    ] = None,
+    accuracy: Annotated[
+        float, typer.Option(help="|w - w*| at which training ends, with --each.")
+    ] = 0.0,
+    iteration_s: Annotated[
+        float | None,
+        typer.Option(help="Seconds of an iteration: asks for the best interval of checkpoints."),
+    ] = None,
+    checkpoint_s: Annotated[
+        float, typer.Option(help="Seconds that a checkpoint takes from training.")
+    ] = 0.0,
+    failures_per_h: Annotated[
+        float, typer.Option(help="Failures an hour, of whatever loses parameters.")
+    ] = 0.0,
+    lost: Annotated[float, typer.Option(help="The part of the parameters that one takes.")] = 1.0,
+    recovery_s: Annotated[
+        float, typer.Option(help="Seconds from a failure until training goes on.")
+    ] = 0.0,
+    json: Json = False,
+) -> None:
+    """Bound the iterations that faults cost, or find the interval of checkpoints (SCAR)."""
+    from slackwater.common.domains.models import rework as models
+
+    with reported(rejected=USAGE):
+        if (perturbation, each, iteration_s).count(None) != 2:
+            raise Usage("give one of --perturbation, --each and --iteration-s")
+        if perturbation is not None:
+            some = [models.Perturbation(*_perturbation(text)) for text in perturbation]
+            document = {"rework_iterations": models.rework_bound(contraction, distance, some)}
+        elif each is not None:
+            bound = models.endless_rework_bound(contraction, distance, each, accuracy)
+            document = {"rework_iterations": bound}
+        else:
+            assert iteration_s is not None
+            per_s = failures_per_h / 3600.0
+            found = models.best_interval(
+                contraction, iteration_s, checkpoint_s, per_s, lost, recovery_s
+            )
+            document = found._asdict()
+        if json:
+            print_json(document)
+        else:
+            _show_rework(document)
+
+
+def _perturbation(text: str) -> tuple[int, float]:
+    iteration, _, norm = text.partition(":")
+    try:
+        return int(iteration), float(norm)
+    except ValueError:
+        raise Usage(f"--perturbation {shown(text)}: write ITERATION:NORM, as 20:.1") from None
+
+
+def _show_rework(document: dict[str, float]) -> None:
+    if "period_s" not in document:
+        out.print(f"at most {document['rework_iterations']:.4g} iterations more")
+        return
+    out.print(
+        f"a checkpoint every {document['period_s']:.4g} s ({document['iterations']:.4g} "
+        f"iterations): {document['overhead']:.2%} of the time goes into checkpoints, rework and "
+        f"recovery; a failure costs {document['rework_s']:.4g} s of rework on average, at most"
+    )

@@ -90,3 +90,42 @@ def test_bad_input_is_one_line(words: list[str], named: str) -> None:
     assert result.exit_code == 2
     assert named in result.stderr
     assert result.stderr.count("\n") == 1
+
+
+def test_rework_by_the_published_forms() -> None:
+    one = answer("rework", "--contraction", ".9", "--perturbation", "20:.1")
+    assert one["rework_iterations"] == pytest.approx(5.697, abs=5e-4)
+    two = ["--distance", "2", "--perturbation", "10:.05", "--perturbation", "30:.05"]
+    found = answer("rework", "--contraction", ".9", *two)
+    assert found["rework_iterations"] == pytest.approx(4.819, abs=5e-4)
+    endless = answer("rework", "--contraction", ".9", "--each", ".001", "--accuracy", ".05")
+    assert endless["rework_iterations"] == pytest.approx(1.798, abs=5e-4)
+
+
+def test_the_interval_of_checkpoints() -> None:
+    """Young's where all is lost: the square root of 2 x 10 s x 3600 s."""
+    options = ["--iteration-s", ".5", "--checkpoint-s", "10", "--failures-per-h", "1"]
+    found = answer("rework", "--contraction", ".99", *options)
+    assert found["period_s"] == pytest.approx(268.33, abs=0.1)
+    assert (
+        answer("rework", "--contraction", ".99", *options, "--lost", ".25")["overhead"]
+        < (found["overhead"])
+    )
+    shown = CliRunner().invoke(app, ["rework", "--contraction", ".99", *options])
+    assert "a checkpoint every 268.3 s" in shown.output
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ([], "--perturbation, --each and --iteration-s"),
+        (["--perturbation", "x"], "--perturbation 'x'"),
+        (["--each", ".001", "--perturbation", "20:.1"], "give one of"),
+        (["--each", ".01", "--accuracy", ".05"], "accuracy 0.05"),
+        (["--iteration-s", "1"], "checkpoint_s 0.0"),
+    ],
+)
+def test_rework_refuses_what_has_no_answer(words: list[str], named: str) -> None:
+    result = CliRunner().invoke(app, ["rework", "--contraction", ".9", *words])
+    assert result.exit_code == 2
+    assert named in result.stderr.replace("\n", " ")

@@ -1,0 +1,176 @@
+"""The rework cost of faults in iterative training (SCAR: Qiao, thesis, chapter 5, appendix B).
+
+Training that contracts, |f(w) - w*| <= c |w - w*|, works off a perturbation of its parameters by
+itself, in some more iterations: the rework. Recovery from a checkpoint is such a perturbation, and
+a smaller one where only what was lost is read back (section 5.4.1). Pure; distances are norms of
+parameters, all in the same unit.
+"""
+
+from collections.abc import Callable, Iterable
+from math import exp, expm1, inf, log, log1p, sqrt
+from typing import Final, NamedTuple
+
+from slackwater.common.base.errors import Rejected
+
+_STEPS: Final = 64
+"""Intervals of Simpson's rule."""
+_NARROWINGS: Final = 90
+"""Steps of the golden-section search: the interval is exact to a part in 10^9."""
+_ITERATIONS_MAX: Final = 1e9
+
+
+class Perturbation(NamedTuple):
+    """The expected norm of what a fault changed, and after which iteration."""
+
+    iteration: int
+    norm: float
+
+
+def rework_bound(
+    contraction: float, distance: float, perturbations: Iterable[Perturbation]
+) -> float:
+    """Return at most how many iterations more it takes to any accuracy (theorem 5.3.1, eq. 5.6).
+
+    `contraction`: c; `distance`: |w(0) - w*|. Raises Rejected.
+    """
+    _check(contraction, distance)
+    aggregated = 0.0
+    for iteration, norm in perturbations:
+        if iteration < 0 or not 0.0 <= norm < inf:
+            raise Rejected(
+                f"perturbation {iteration}:{norm}: give an iteration from 0 on and a norm that is "
+                "finite and not negative"
+            )
+        exponent = iteration * -log(contraction)
+        if exponent > 700.0:  # Beyond a float: the distance is far smaller by then.
+            raise Rejected(
+                f"perturbation {iteration}:{norm}: at iteration {iteration} training has "
+                f"converged, as {contraction}^{iteration} is below 1e-304; count from a later one"
+            )
+        aggregated += exp(exponent) * norm
+    return log1p(aggregated / distance) / -log(contraction)
+
+
+def endless_rework_bound(
+    contraction: float, distance: float, perturbation: float, accuracy: float
+) -> float:
+    """Return at most how many iterations more it takes to |w - w*| < `accuracy`, where each
+    iteration is perturbed by a norm of `perturbation` at most (eq. B.2).
+
+    Raises Rejected, also where no accuracy as good as that is ever reached.
+    """
+    _check(contraction, distance)
+    if not 0.0 <= perturbation < inf:
+        raise Rejected(f"perturbation {perturbation}: give a norm that is finite, not negative")
+    floor = contraction / (1.0 - contraction) * perturbation
+    if not accuracy > floor:
+        raise Rejected(
+            f"accuracy {accuracy}: perturbations of {perturbation} in every iteration leave an "
+            f"error of {floor:.6g} that cannot be reduced; give more than that"
+        )
+    if not distance > floor:
+        raise Rejected(
+            f"distance {distance}: training begins within the error of {floor:.6g} that cannot be "
+            "reduced; give more than that"
+        )
+    return log((1.0 - floor / distance) / (1.0 - floor / accuracy)) / -log(contraction)
+
+
+def recovery_rework(contraction: float, iterations: float, lost: float) -> float:
+    """Return at most the rework of reading the part `lost` of all parameters back from a checkpoint
+    so many iterations old, in expectation, the part being drawn at random.
+
+    Going back k iterations perturbs by at most (c^-k - 1) of the error that is left, and a part p
+    by sqrt(p) of that (theorem 5.4.2); eq. 5.6 is then the same at any time. It is k for all of
+    them: full recovery repeats every iteration.
+    """
+    rate = -log(contraction)
+    exponent = iterations * rate
+    if exponent > 30.0:  # c^-k is all there is, and would soon be beyond a float.
+        return iterations + log(lost) / 2.0 / rate if lost > 0.0 else 0.0
+    return log1p(sqrt(lost) * expm1(exponent)) / rate
+
+
+class Interval(NamedTuple):
+    """A period of checkpoints, and what it costs."""
+
+    period_s: float
+    iterations: float
+    """Iterations in a period."""
+    overhead: float
+    """The part of all time that goes into checkpoints, rework and recovery."""
+    rework_s: float
+    """Seconds of rework to be expected after a failure, at most."""
+
+
+def best_interval(
+    contraction: float,
+    iteration_s: float,
+    checkpoint_s: float,
+    failures_per_s: float,
+    lost: float = 1.0,
+    recovery_s: float = 0.0,
+) -> Interval:
+    """Return the period of full checkpoints that costs least time in all: checkpoints of
+    `checkpoint_s` each, and at `failures_per_s` the recovery and half a period's rework on average.
+
+    With `lost` 1, all parameters, it is Young's sqrt(2 checkpoint_s / failures_per_s). Raises
+    Rejected.
+    """
+    _check(contraction, 1.0)
+    for name, value in (
+        ("iteration_s", iteration_s), ("checkpoint_s", checkpoint_s),
+        ("failures_per_s", failures_per_s),
+    ):  # fmt: skip
+        if not 0.0 < value < inf:
+            raise Rejected(f"{name} {value}: give a finite number above 0")
+    if not 0.0 < lost <= 1.0:
+        raise Rejected(f"lost {lost}: give the part of the parameters that a failure takes, in 0-1")
+    if not 0.0 <= recovery_s < inf:
+        raise Rejected(f"recovery_s {recovery_s}: give seconds, 0 or more")
+
+    def rework_s(iterations: float) -> float:
+        return iteration_s * _mean_rework(contraction, iterations, lost)
+
+    def cost(iterations: float) -> float:
+        saving = checkpoint_s / (iterations * iteration_s)
+        return saving + failures_per_s * (recovery_s + rework_s(iterations))
+
+    best = exp(_lowest(lambda exponent: cost(exp(exponent)), 0.0, log(_ITERATIONS_MAX)))
+    return Interval(best * iteration_s, best, cost(best), rework_s(best))
+
+
+def _mean_rework(contraction: float, iterations: float, lost: float) -> float:
+    """Average over failures at any moment of a period, by Simpson's rule."""
+    values = [
+        recovery_rework(contraction, iterations * step / _STEPS, lost) for step in range(_STEPS + 1)
+    ]
+    inner = 4.0 * sum(values[1:-1:2]) + 2.0 * sum(values[2:-1:2])
+    return (values[0] + inner + values[-1]) / (3.0 * _STEPS)
+
+
+def _lowest(function: Callable[[float], float], low: float, high: float) -> float:
+    """Return where a function with one minimum has it (golden section)."""
+    ratio = (sqrt(5.0) - 1.0) / 2.0
+    left, right = high - ratio * (high - low), low + ratio * (high - low)
+    at_left, at_right = function(left), function(right)
+    for _ in range(_NARROWINGS):
+        if at_left <= at_right:
+            high, right, at_right = right, left, at_left
+            left = high - ratio * (high - low)
+            at_left = function(left)
+        else:
+            low, left, at_left = left, right, at_right
+            right = low + ratio * (high - low)
+            at_right = function(right)
+    return (low + high) / 2.0
+
+
+def _check(contraction: float, distance: float) -> None:
+    if not 0.0 < contraction < 1.0:
+        raise Rejected(
+            f"contraction {contraction}: give c between 0 and 1, the factor by which an iteration "
+            "shortens the distance from the optimum"
+        )
+    if not 0.0 < distance < inf:
+        raise Rejected(f"distance {distance}: give a finite number above 0")
