@@ -26,6 +26,13 @@ pytestmark = [pytest.mark.live, pytest.mark.timeout(120)]
 JOBS = 60
 
 
+def readable(fd: int, within_s: float) -> bool:
+    """Wait for something to read. A test process may have more descriptors than select() takes."""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(within_s * 1000.0))
+
+
 class Terminal:
     """A command on a terminal of its own, and what it wrote there."""
 
@@ -47,13 +54,13 @@ class Terminal:
         deadline_s = time.monotonic() + within_s
         while not seen(self.text):
             assert time.monotonic() < deadline_s, self.text
-            if select.select([self.ours], [], [], 0.2)[0]:
+            if readable(self.ours, 0.2):
                 self.text += os.read(self.ours, 65536).decode()
 
     def ended(self) -> int:
         """The exit code; what was written until then is read."""
         self.until(lambda _: self.process.poll() is not None)
-        while select.select([self.ours], [], [], 0.1)[0]:
+        while readable(self.ours, 0.1):
             self.text += os.read(self.ours, 65536).decode()
         assert self.process.returncode is not None
         return self.process.returncode
