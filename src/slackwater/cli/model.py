@@ -289,10 +289,10 @@ def _show_configuration(document: dict[str, Any]) -> None:
 def rework(
     contraction: Annotated[
         float,
-        typer.Option(help="c: the factor by which an iteration shortens the way to the optimum."),
+        typer.Option(help="Factor by which an iteration shortens the way to the optimum (c)."),
     ],
     distance: Annotated[
-        float, typer.Option(help="|w0 - w*|: the distance from the optimum at the begin.")
+        float, typer.Option(help="Distance from the optimum at the begin, |w0 - w*|.")
     ] = 1.0,
     perturbation: Annotated[
         list[str] | None,
@@ -302,7 +302,7 @@ def rework(
         float | None, typer.Option(help="The norm of a perturbation in every iteration (eq. B.2).")
     ] = None,
     accuracy: Annotated[
-        float, typer.Option(help="|w - w*| at which training ends, with --each.")
+        float, typer.Option(help="Distance from the optimum at which training ends, with --each.")
     ] = 0.0,
     iteration_s: Annotated[
         float | None,
