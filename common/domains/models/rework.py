@@ -6,16 +6,16 @@ a smaller one where only what was lost is read back (section 5.4.1). Pure; dista
 parameters, all in the same unit.
 """
 
-from collections.abc import Callable, Iterable
-from math import exp, expm1, inf, log, log1p, sqrt
+from collections.abc import Iterable
+from math import exp, inf, log, log1p, sqrt
 from typing import Final, NamedTuple
+
+import numpy as np
+from scipy.integrate import quad
+from scipy.optimize import minimize_scalar
 
 from slackwater.common.base.errors import Rejected
 
-_STEPS: Final = 64
-"""Intervals of Simpson's rule."""
-_NARROWINGS: Final = 90
-"""Steps of the golden-section search: the interval is exact to a part in 10^9."""
 _ITERATIONS_MAX: Final = 1e9
 
 
@@ -34,21 +34,17 @@ def rework_bound(
     `contraction`: c; `distance`: |w(0) - w*|. Raises Rejected.
     """
     _check(contraction, distance)
-    aggregated = 0.0
+    rate = -log(contraction)
+    logarithms = [0.0]
     for iteration, norm in perturbations:
         if iteration < 0 or not 0.0 <= norm < inf:
             raise Rejected(
                 f"perturbation {iteration}:{norm}: give an iteration from 0 on and a norm that is "
                 "finite and not negative"
             )
-        exponent = iteration * -log(contraction)
-        if exponent > 700.0:  # Beyond a float: the distance is far smaller by then.
-            raise Rejected(
-                f"perturbation {iteration}:{norm}: at iteration {iteration} training has "
-                f"converged, as {contraction}^{iteration} is below 1e-304; count from a later one"
-            )
-        aggregated += exp(exponent) * norm
-    return log1p(aggregated / distance) / -log(contraction)
+        if norm:
+            logarithms.append(iteration * rate + log(norm) - log(distance))
+    return float(np.logaddexp.reduce(logarithms)) / rate
 
 
 def endless_rework_bound(
@@ -84,11 +80,9 @@ def recovery_rework(contraction: float, iterations: float, lost: float) -> float
     by sqrt(p) of that (theorem 5.4.2); eq. 5.6 is then the same at any time. It is k for all of
     them: full recovery repeats every iteration.
     """
-    rate = -log(contraction)
-    exponent = iterations * rate
-    if exponent > 30.0:  # c^-k is all there is, and would soon be beyond a float.
-        return iterations + log(lost) / 2.0 / rate if lost > 0.0 else 0.0
-    return log1p(sqrt(lost) * expm1(exponent)) / rate
+    rate, part = -log(contraction), sqrt(lost)
+    kept = log1p(-part) if part < 1.0 else -inf
+    return float(np.logaddexp(kept, log(part) + iterations * rate)) / rate
 
 
 class Interval(NamedTuple):
@@ -136,34 +130,14 @@ def best_interval(
         saving = checkpoint_s / (iterations * iteration_s)
         return saving + failures_per_s * (recovery_s + rework_s(iterations))
 
-    best = exp(_lowest(lambda exponent: cost(exp(exponent)), 0.0, log(_ITERATIONS_MAX)))
+    bounds = 0.0, log(_ITERATIONS_MAX)
+    best = exp(minimize_scalar(lambda x: cost(exp(x)), bounds=bounds, method="bounded").x)
     return Interval(best * iteration_s, best, cost(best), rework_s(best))
 
 
 def _mean_rework(contraction: float, iterations: float, lost: float) -> float:
-    """Average over failures at any moment of a period, by Simpson's rule."""
-    values = [
-        recovery_rework(contraction, iterations * step / _STEPS, lost) for step in range(_STEPS + 1)
-    ]
-    inner = 4.0 * sum(values[1:-1:2]) + 2.0 * sum(values[2:-1:2])
-    return (values[0] + inner + values[-1]) / (3.0 * _STEPS)
-
-
-def _lowest(function: Callable[[float], float], low: float, high: float) -> float:
-    """Return where a function with one minimum has it (golden section)."""
-    ratio = (sqrt(5.0) - 1.0) / 2.0
-    left, right = high - ratio * (high - low), low + ratio * (high - low)
-    at_left, at_right = function(left), function(right)
-    for _ in range(_NARROWINGS):
-        if at_left <= at_right:
-            high, right, at_right = right, left, at_left
-            left = high - ratio * (high - low)
-            at_left = function(left)
-        else:
-            low, left, at_left = left, right, at_right
-            right = low + ratio * (high - low)
-            at_right = function(right)
-    return (low + high) / 2.0
+    """Average over failures at any moment of a period."""
+    return float(quad(lambda part: recovery_rework(contraction, part * iterations, lost), 0, 1)[0])
 
 
 def _check(contraction: float, distance: float) -> None:
