@@ -21,7 +21,7 @@ from typing import Final, Literal, NamedTuple
 from slackwater.common.base.errors import AccessRefused
 from slackwater.common.base.transitions import Story
 from slackwater.common.domains.slots.consistency import acknowledged, next_rank, staleness_bound
-from slackwater.common.domains.slots.frames import Held
+from slackwater.common.domains.slots.frames import HeldStates
 from slackwater.schemas.base import JobId
 from slackwater.schemas.placement import BucketLayout, Endpoint, JobPlan
 from slackwater.services.aggregator.early_fold import Ahead, Parts
@@ -71,7 +71,7 @@ class Offered(NamedTuple):
 
     version: int
     applied: tuple[int, ...]
-    states: Held
+    states: HeldStates
 
 
 class SeededStates(NamedTuple):
@@ -213,7 +213,7 @@ class Bucket:
         return self.phase in ("ready", "folding") or (self.phase == "moving" and self._was_ready)
 
     def offered(
-        self, rank: int, version: int, applied: tuple[int, ...] = (), states: Held = ""
+        self, rank: int, version: int, applied: tuple[int, ...] = (), states: HeldStates = ""
     ) -> tuple[int, ...]:
         """Return the ranks to ask for what they have, once all have said it: for parameters the
         lowest of the newest version, one that has the optimiser's states with them before others.
@@ -232,8 +232,11 @@ class Bucket:
         self._seeder = next((r for r in has if self._offers[r].states == "whole"), has[0])
         asked = [self._seeder]
         if self._offers[self._seeder].states != "whole":
-            others = (r for r, offer in sorted(self._offers.items()) if offer.states)
-            asked += [each for each in others if each != self._seeder]
+            asked += [
+                each
+                for each, offer in sorted(self._offers.items())
+                if offer.states and each < self.active and each != self._seeder
+            ]
         self._awaited, self.states_seeded = set(asked), SeededStates()
         self._become("seeding", f"ranks {asked} are asked")
         return tuple(asked)

@@ -65,7 +65,7 @@ class Hello(_Control, frozen=True, kw_only=True, tag="hello"):
     sender: Annotated[str, msgspec.Meta(max_length=128)] = ""
 
 
-Held = Literal["", "parts", "whole"]
+HeldStates = Literal["", "parts", "whole"]
 """Says what a worker has of a bucket's optimiser states: nothing, copies of some parts from some
 iterations ago, or all of them as of its version."""
 
@@ -112,7 +112,7 @@ class Offer(_Control, frozen=True, kw_only=True, tag="offer"):
     handle: Count
     version: Count
     applied: Annotated[tuple[Count, ...], msgspec.Meta(max_length=WORKERS_MAX)] = ()
-    states: Held = ""
+    states: HeldStates = ""
     """Whether it has the optimiser's states beside them."""
 
 

@@ -58,6 +58,8 @@ _WORDS: Final = struct.Struct("<3Q")
 """Pushed iteration, bytes pushed, bytes pulled: side by side in a rank's block."""
 
 
+STATE_BYTES: Final = 4
+"""Bytes of a state's element, a float32."""
 OWN: Final = -1
 """Stands for the slot of the rank that this process is."""
 PIECE_BYTES: Final = limits.CHUNK_BYTES
@@ -199,7 +201,8 @@ class InPlace:
         """Write parts of the optimiser's states into the buffers of `version`."""
         for part in parts:
             for index, state in enumerate(part.states):
-                self._region.state(version, index)[part.first : part.end] = state
+                into = self._region.state(version, index)[part.first : part.end]
+                await asyncio.to_thread(np.copyto, into, state)
 
     def kept_states(self, version: int | None) -> tuple[int, list[Floats]] | None:
         """Return the states as of `version` (None: the newest) in a region whose aggregator is
@@ -430,7 +433,7 @@ class Staged:
         AccessRefused."""
         for part in parts:
             for index, state in enumerate(part.states):
-                offset = self._geometry.state_offset(version, index) + WORD // 2 * part.first
+                offset = self._state_offset(version, index, part.first)
                 await self.channel.write(bytes_of(state), self._remote, offset)
 
     @property
@@ -451,34 +454,34 @@ class Staged:
         the newest), and the version at which they were fresh. None: another fold may have
         overwritten them meanwhile; `still` says of `version` that the one after the next cannot
         have begun. Raises Unavailable, AccessRefused."""
-        geometry, read = self._geometry, self.channel.read
-        words = np.zeros(3, np.int64)
-        await read(self._remote, VERSION * WORD, bytes_of(words[:1]))
-        await read(self._remote, STATE_SINCE * WORD, bytes_of(words[1:2]))
-        newest = int(words[0])
-        wanted = newest if version is None else version
+        geometry = self._geometry
+        wanted = await self._signed(VERSION) if version is None else version
         states = tuple(np.empty(end - first, np.float32) for _ in range(geometry.states))
-        for index, state in enumerate(states):
-            offset = geometry.state_offset(wanted, index) + WORD // 2 * first
-            await read(self._remote, offset, bytes_of(state))
-        await read(self._remote, VERSION * WORD, bytes_of(words[2:]))
-        if int(words[2]) == wanted or (version is not None and still()):
-            return Part(first, end, wanted, states), int(words[1])
+        reads = [
+            self.channel.read(self._remote, self._state_offset(wanted, index, first), into)
+            for index, into in enumerate(map(bytes_of, states))
+        ]
+        since, _ = await asyncio.gather(self._signed(STATE_SINCE), asyncio.gather(*reads))
+        if await self._signed(VERSION) == wanted or (version is not None and still()):
+            return Part(first, end, wanted, states), since
         return None
+
+    async def _signed(self, index: int) -> int:
+        """Read a word of the header."""
+        word = np.zeros(1, np.int64)
+        await self.channel.read(self._remote, index * WORD, bytes_of(word))
+        return int(word[0])
+
+    def _state_offset(self, version: int, index: int, element: int) -> int:
+        return self._geometry.state_offset(version, index) + STATE_BYTES * element
 
     async def states(self, version: int | None) -> tuple[int, list[Floats]] | None:
         """Return what `InPlace.states` does. Raises Unavailable, AccessRefused."""
-        geometry, read = self._geometry, self.channel.read
-        words = np.zeros(3, np.int64)
-        await read(self._remote, VERSION * WORD, bytes_of(words[:1]))
-        await read(self._remote, STATE_SINCE * WORD, bytes_of(words[1:2]))
-        newest, since = int(words[0]), int(words[1])
-        flat = [np.empty(geometry.elements, np.float32) for _ in range(geometry.states)]
-        for index, state in enumerate(flat):
-            await read(self._remote, geometry.state_offset(newest, index), bytes_of(state))
-        await read(self._remote, VERSION * WORD, bytes_of(words[2:]))
-        still = int(words[2]) == newest and version in (None, newest)
-        return (newest - since, flat) if still else None
+        found = await self.read_part(0, self._geometry.elements, version, lambda: False)
+        if found is None:
+            return None
+        part, since = found
+        return part.version - since, list(part.states)
 
     def close(self) -> None:
         self._remote.close()

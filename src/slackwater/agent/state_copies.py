@@ -40,6 +40,9 @@ class StateCopies:
         """The version at which the states were fresh, as the region said it last."""
         self._bucket, self._elements, self._rank, self._every = bucket, elements, rank, every
         self._parts: dict[int, Part] = {}
+        self._ranks = 0
+        self._mine = range(0)
+        """The numbers of this rank's parts."""
         self._next = 0
         self._credit = bucket * _GOLDEN % 1.0
         """Parts that may be read, and fractions: so that small buckets are read in turns."""
@@ -47,17 +50,22 @@ class StateCopies:
     def due(self, ranks: int) -> list[tuple[int, int]]:
         """Return the parts to be read after this version, [first, end) each, where so many `ranks`
         share the bucket. Parts that are another's share now are forgotten."""
-        if not self._every or self._rank >= ranks:
-            self.clear()
-            return []
-        count = -(-self._elements // PART_ELEMENTS)
-        mine = range((self._rank - self._bucket) % ranks, count, ranks)
-        self._parts = {number: part for number, part in self._parts.items() if number in mine}
+        if ranks != self._ranks:
+            self._share(ranks)
+        mine = self._mine
         self._credit += len(mine) / self._every
         now, self._credit = int(self._credit), self._credit % 1.0
         numbers = [mine[(self._next + each) % len(mine)] for each in range(now)]
         self._next += now
         return [self._bounds(number) for number in numbers]
+
+    def _share(self, ranks: int) -> None:
+        """Take this rank's share of the parts, where so many have one."""
+        count = -(-self._elements // PART_ELEMENTS)
+        first = (self._rank - self._bucket) % ranks
+        self._ranks = ranks
+        self._mine = range(first, count, ranks) if self._rank < ranks else range(0)
+        self._parts = {number: part for number, part in self._parts.items() if number in self._mine}
 
     def _bounds(self, number: int) -> tuple[int, int]:
         return number * PART_ELEMENTS, min(self._elements, (number + 1) * PART_ELEMENTS)
@@ -71,10 +79,11 @@ class StateCopies:
             self._parts[number], self.since = part, since
 
     @property
+    def kept(self) -> bool:
+        """Say whether parts are ever due."""
+        return self._every > 0
+
+    @property
     def parts(self) -> list[Part]:
         """Return the parts that are here, by their place."""
         return [part for _, part in sorted(self._parts.items())]
-
-    def clear(self) -> None:
-        """Forget the parts."""
-        self._parts.clear()

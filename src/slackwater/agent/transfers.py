@@ -127,7 +127,7 @@ class Transfers:
     async def _copy_states(self, bucket: WorkerBucket, slots: Staged, version: int) -> None:
         """Read the parts of the optimiser's states that are due, one after another, as long as the
         region holds those of `version`."""
-        if isinstance(slots, StagedOnDevice):
+        if isinstance(slots, StagedOnDevice) or not bucket.copies.kept:
             return
         updates_alone = isinstance(bucket.staging, Snapshots)
         try:

@@ -20,7 +20,7 @@ from slackwater.agent.region_access import ELEMENT, OWN, Array, Attached, InPlac
 from slackwater.agent.snapshot import Snapshots
 from slackwater.agent.state_copies import StateCopies
 from slackwater.common.base.errors import GradientRefused, Rejected
-from slackwater.common.domains.slots.frames import Held, Offer, PushRefused
+from slackwater.common.domains.slots.frames import HeldStates, Offer, PushRefused
 from slackwater.common.domains.slots.layout import bucket_tensors
 from slackwater.common.domains.slots.rules import RULES, Floats, Hyper
 from slackwater.common.transport.gpu import Device, DeviceArray, copy_into
@@ -31,9 +31,6 @@ from slackwater.schemas.placement import BucketLayout, JobPlan, Located
 class WorkerBucket:
     """One bucket: its tensors' places in the slot, and how far it is."""
 
-    copies: StateCopies
-    """Copies of the optimiser's states, where its aggregator is reached over a network."""
-
     def __init__(
         self,
         layout: BucketLayout,
@@ -43,6 +40,7 @@ class WorkerBucket:
     ) -> None:
         self.layout = layout
         self.copies = copies or StateCopies(layout.index, layout.elements, 0, 0)
+        """Parts of the optimiser's states, where its aggregator is reached over a network."""
         self.index = layout.index
         self.tensors = tensors
         self.bounds = list(pairwise(accumulate((prod(t.shape) for t in tensors), initial=0)))
@@ -184,7 +182,7 @@ class WorkerBucket:
         return self.staging.applied[self.version & 1]
 
     def offer(self, handle: int, version: int) -> Offer:
-        states: Held = "whole" if self.kept_states() else "parts" if self.copies.parts else ""
+        states: HeldStates = "whole" if self.kept_states() else "parts" if self.copies.parts else ""
         return Offer(handle=handle, version=version, applied=self.contained, states=states)
 
     def kept_states(self) -> tuple[int, list[Floats]] | None:

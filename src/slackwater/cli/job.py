@@ -178,7 +178,10 @@ def _facts(
     if progress is not None:
         yield from _going(progress, ended)
     if record.optimizer_state_lost:
-        yield "Lost", "its optimiser state, when an aggregator was lost: momenta began anew at 0"
+        yield (
+            "Lost",
+            "optimiser state, with an aggregator: a part of it, or all, began anew at 0",
+        )
 
 
 def _size(record: JobRecord) -> str:

@@ -3,6 +3,7 @@ that plays master and controller: it places, moves and hosts exactly when a test
 
 import asyncio
 import os
+import signal
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -422,6 +423,15 @@ class Lab:
             while self.restarts(id) < times:  # noqa: ASYNC110 (told by another program)
                 await asyncio.sleep(0.01)
             await self.supervisor.until_ready(id)
+
+    async def lose(self, id: str, job: Job) -> int:
+        """Kill an aggregator, its memory with it, and begin its buckets anew there; return how many
+        those were."""
+        before = self.restarts(id)
+        self.supervisor.drop_fds(id)
+        self.supervisor.kill(id, signal.SIGKILL)
+        await self.restarted(id, before + 1)
+        return await self.director.rehost(job, id)
 
     async def settle(self, job: Job) -> None:
         """The last migration, which was cut short, ends by itself; the table says where."""

@@ -81,11 +81,7 @@ async def test_lost_regions_begin_anew_from_the_workers(
     for kill in range(3):
         await run.until(5 * (kill + 1))
         job = lab.director.jobs["j1"]
-        before = lab.restarts("a1")
-        lab.supervisor.drop_fds("a1")
-        lab.supervisor.kill("a1", signal.SIGKILL)
-        await lab.restarted("a1", before + 1)
-        assert await lab.director.rehost(job, "a1") == 2
+        assert await lab.lose("a1", job) == 2
     iterations = await run.finish(more=20)
     await check_result(run, iterations)
     lost = [

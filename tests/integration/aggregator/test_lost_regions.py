@@ -1,7 +1,6 @@
 """Aggregators whose memory is lost with them, as with their host: the workers have what is needed
 to go on, the optimiser's states included (SCAR: Qiao 2021, section 5.4)."""
 
-import signal
 from typing import Any
 
 import numpy as np
@@ -14,18 +13,11 @@ from slackwater.schemas.jobs import STATE_COPIES
 pytestmark = [pytest.mark.live, pytest.mark.timeout(120)]
 
 
-async def lose(lab: Any, run: Any, losses: int, every: int) -> Any:
-    """Kill a1 so often, and its memory with it, each time `every` iterations later."""
-    job = None
+async def lose(lab: Any, run: Any, losses: int, every: int) -> None:
+    """Lose a1 so often, each time `every` iterations later."""
     for number in range(losses):
         await run.until(every * (number + 1))
-        job = lab.director.jobs["j1"]
-        before = lab.restarts("a1")
-        lab.supervisor.drop_fds("a1")
-        lab.supervisor.kill("a1", signal.SIGKILL)
-        await lab.restarted("a1", before + 1)
-        assert await lab.director.rehost(job, "a1") == 2
-    return job
+        assert await lab.lose("a1", lab.director.jobs["j1"]) == 2
 
 
 def told(lab: Any) -> list[JobEvent]:

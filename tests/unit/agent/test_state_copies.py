@@ -57,6 +57,10 @@ def test_an_older_copy_replaces_none() -> None:
     assert copies.since == 3
 
 
-def test_nothing_is_due_where_copies_are_off() -> None:
-    copies = StateCopies(0, 10 * PART_ELEMENTS, 0, 0)
-    assert not any(copies.due(1) for _ in range(50))
+def test_a_rank_that_does_not_count_keeps_none() -> None:
+    copies = StateCopies(0, 3 * PART_ELEMENTS, 1, 1)
+    read(copies, 1, 2)
+    assert copies.parts
+    assert copies.due(1) == []
+    assert copies.parts == []
+    assert not StateCopies(0, 10, 0, 0).kept
