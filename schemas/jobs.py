@@ -294,6 +294,10 @@ class JobSpec(Record, kw_only=True, frozen=True):
     """The folder in which its program saves what it needs to go on, which it finds in its
     environment as SLACKWATER_CHECKPOINT; empty: it saves nothing. Then only a job whose parameters
     are in aggregators can be paused without losing work."""
+    start_from: Text = ""
+    """The folder of a checkpoint that aggregators made (`slackwater checkpoint`), as they see it:
+    its parameters and optimiser states are where the job begins, at that iteration; empty: it
+    begins with its program's."""
 
     def __post_init__(self) -> None:
         if self.gpus_min or self.gpus_max or self.gpu_types or self.gpus % self.workers:

@@ -177,6 +177,9 @@ class HostBuckets(Message, kw_only=True, frozen=True, tag="bucket.host"):
     """The part of an iteration by which a task may be late."""
     iteration_s: Seconds = 0.0
     """The profiled duration of an iteration; 0: not profiled yet."""
+    restore: Text = ""
+    """The folder of the checkpoint that regions made now are filled from; empty: they stay bare,
+    and workers seed them."""
 
 
 class JobSlotPlan(Record, kw_only=True, frozen=True):

@@ -42,6 +42,8 @@ OWN_POINTS: Final = (
     "aggregator.copy.before",
     "aggregator.copy.mid",
     "aggregator.copy.after",
+    "aggregator.checkpoint.before",
+    "aggregator.checkpoint.after",
     "worker.start.before",
     "worker.start.after",
 )

@@ -299,6 +299,8 @@ DEPARTED_S: Final = 60.0
 LINGER_S: Final = 5.0
 """Seconds for which an aggregator keeps the memory of a bucket that left, for workers that still
 read the last version there."""
+COPIES_S: Final = 60.0
+"""Seconds for which an aggregator keeps a copy of a bucket that nobody has it write."""
 ARRIVED_S: Final = 10.0
 """Seconds for which heartbeats repeat that all workers have come to a bucket: longer than a
 controller waits for it."""

@@ -22,6 +22,7 @@ from slackwater.common.store.history import History
 from slackwater.common.store.objects import Objects
 from slackwater.schemas import cluster, jobs, subjects, tenants
 from slackwater.schemas.base import AggregatorId, JobId, Message, Ok, Refused
+from slackwater.schemas.checkpoints import CheckpointJob, CheckpointProgress
 from slackwater.schemas.job_requests import (
     CancelJob,
     DeleteJob,
@@ -36,7 +37,7 @@ from slackwater.schemas.job_requests import (
     ScaleJob,
     SubmitJob,
 )
-from slackwater.schemas.job_states import JobState
+from slackwater.schemas.job_states import STATE_SAID, TERMINAL_STATES, JobState
 from slackwater.schemas.progress import JobProgress
 from slackwater.schemas.tenants import TenantInfo
 from slackwater.schemas.usage import GetUsage, UsageList, UsageRow
@@ -135,6 +136,18 @@ class Client:
     async def scale(self, job: str, workers: int) -> jobs.JobRecord:
         """Give a job another number of workers."""
         return (await self.master("scale", ScaleJob(job=job, workers=workers), JobInfo)).job
+
+    async def checkpoint(self, job: str, request: str, folder: str) -> CheckpointProgress:
+        """Save what aggregators keep of the job in a folder that they see; the same `request` again
+        tells how far it is."""
+        record = await self.job(job)
+        if record.cluster is None or record.state in TERMINAL_STATES:
+            ended = record.state in TERMINAL_STATES
+            why = f"it {STATE_SAID[record.state]}" if ended else "its program has no Agent yet"
+            raise Rejected(f"job {job} has no parameters in aggregators: {why}")
+        subject = subjects.command("controller", record.cluster, "checkpoint")
+        message = CheckpointJob(job=job, request=request, folder=folder)
+        return await self.ask(subject, message, CheckpointProgress)
 
     async def job(self, job: str) -> jobs.JobRecord:
         return (await self.job_info(job)).job

@@ -24,6 +24,7 @@ from slackwater.common.domains.slots.consistency import acknowledged, next_rank,
 from slackwater.common.domains.slots.frames import HeldStates
 from slackwater.schemas.base import JobId
 from slackwater.schemas.placement import BucketLayout, Endpoint, JobPlan
+from slackwater.services.aggregator.copying import Copying
 from slackwater.services.aggregator.early_fold import Ahead, Parts
 
 Key = tuple[JobId, int]
@@ -131,6 +132,8 @@ class Bucket:
         self._attempts = [0] * plan.workers
         """The number of the newest process of each rank that came here."""
         self.parts = Parts(plan.workers, layout.elements)
+        self.copying: Copying | None = None
+        """The order to copy it for a checkpoint."""
         self.move: Move | None = None
         self._folding: int | None = None
         """The rank whose push is being applied by itself, or was last."""

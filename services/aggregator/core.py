@@ -32,7 +32,8 @@ from slackwater.common.base.errors import Rejected
 from slackwater.common.domains.slots.layout import bucket_tensors, element_count
 from slackwater.common.domains.slots.region import SlotRegion
 from slackwater.schemas import subjects
-from slackwater.schemas.base import NOT_FOUND, AggregatorId, JobId, Message, Ok, Refused
+from slackwater.schemas.base import CONFLICT, NOT_FOUND, AggregatorId, JobId, Message, Ok, Refused
+from slackwater.schemas.checkpoints import CopyBuckets, WriteBuckets
 from slackwater.schemas.cluster import ARRIVED_MAX, WorkersAt
 from slackwater.schemas.placement import (
     BucketHeld,
@@ -48,16 +49,19 @@ from slackwater.schemas.placement import (
 )
 from slackwater.services.aggregator.bucket import Bucket, Key, Move
 from slackwater.services.aggregator.effects import (
+    CopyForCheckpoint,
     DropBuckets,
     KeepBucket,
     MakeRegions,
     MoveBucket,
     SetDeadlines,
     SetSlotPlan,
+    WriteCheckpoint,
 )
 from slackwater.services.aggregator.events import (
     BucketCopied,
     BucketSeeded,
+    CheckpointTold,
     Event,
     RegionsDropped,
     RegionsMade,
@@ -127,6 +131,8 @@ class AggregatorCore:
                 return self._made(event, now_s)
             case RegionsDropped(token=token):
                 return [Reply(token, Ok())] if token else []
+            case CheckpointTold(token=token, answer=answer):
+                return [Reply(token, answer)]
             case BucketSeeded(key=key):
                 bucket = self.buckets.get(key)
                 return [] if bucket is None else reseeded(self.id, bucket, event, now_s)
@@ -248,6 +254,10 @@ class AggregatorCore:
                 return [Reply(token, self._list(message.job))]
             case SlotPlan():
                 return self._set_slot_plan(token, message)
+            case CopyBuckets():
+                return [CopyForCheckpoint(token, message)]
+            case WriteBuckets():
+                return [WriteCheckpoint(token, message)]
             case HostBuckets(plan=plan):
                 job = plan.job
             case DropJob() | MigrateInit():
@@ -347,8 +357,11 @@ class AggregatorCore:
         self._making_bytes -= making.nbytes
         effects: list[Effect] = []
         if event.failure:
-            reason = Refused(reason=f"{self.id}: {event.failure}", retry_after_s=1.0)
-            effects.append(Reply(event.token, reason))
+            why, code = f"{self.id}: {event.failure}", CONFLICT if event.for_good else 0
+            again_s = 0.0 if event.for_good else 1.0
+            effects.append(
+                Reply(event.token, Refused(reason=why, code=code, retry_after_s=again_s))
+            )
         else:
             effects.append(Reply(event.token, Ok()))
         for token, message in making.waiting:

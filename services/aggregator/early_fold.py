@@ -46,6 +46,11 @@ class Parts:
         self._there = [0] * workers
         self._ahead: Ahead | None = None
 
+    @property
+    def begun(self) -> bool:
+        """Say whether something of the next version may be folded, or is just being."""
+        return self._ahead is not None or self.at_work > 0
+
     def arrived(self, rank: int, elements: int) -> None:
         """Note that the rank's first `elements` elements have arrived."""
         self._there[rank] = elements

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from slackwater.common.base.effects import Action
+from slackwater.schemas.checkpoints import CopyBuckets, WriteBuckets
 from slackwater.schemas.placement import HostBuckets, SlotPlan
 from slackwater.services.aggregator.bucket import Key, Move
 
@@ -56,4 +57,29 @@ class SetSlotPlan(Action):
     message: SlotPlan
 
 
-AggregatorAction = MakeRegions | DropBuckets | KeepBucket | MoveBucket | SetDeadlines | SetSlotPlan
+@dataclass(frozen=True, slots=True)
+class CopyForCheckpoint(Action):
+    """Order copies of buckets, and take those that can be taken now. `CheckpointTold` follows."""
+
+    token: int
+    message: CopyBuckets
+
+
+@dataclass(frozen=True, slots=True)
+class WriteCheckpoint(Action):
+    """Begin to write copies, and tell which are written. `CheckpointTold` follows."""
+
+    token: int
+    message: WriteBuckets
+
+
+AggregatorAction = (
+    MakeRegions
+    | DropBuckets
+    | KeepBucket
+    | MoveBucket
+    | SetDeadlines
+    | SetSlotPlan
+    | CopyForCheckpoint
+    | WriteCheckpoint
+)

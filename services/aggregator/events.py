@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from slackwater.common.base.effects import ShellEvent
-from slackwater.schemas.base import JobId
+from slackwater.schemas.base import JobId, Refused
+from slackwater.schemas.checkpoints import BucketsCopied, BucketsWritten
 from slackwater.schemas.placement import JobPlan
 from slackwater.schemas.telemetry import TasksObserved
 from slackwater.services.aggregator.bucket import Key, Move, SeededStates
@@ -16,6 +17,8 @@ class RegionsMade:
     job: JobId
     token: int
     failure: str = ""
+    for_good: bool = False
+    """It fails again until somebody changes something."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,14 @@ class BucketSeeded:
     key: Key
     rank: int
     states: SeededStates
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointTold:
+    """The answer to the command `token` about a checkpoint."""
+
+    token: int
+    answer: BucketsCopied | BucketsWritten | Refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +77,7 @@ Event = (
     | RegionsMade
     | RegionsDropped
     | BucketSeeded
+    | CheckpointTold
     | WorkersArrived
     | BucketCopied
     | TasksMeasured

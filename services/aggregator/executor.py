@@ -457,6 +457,8 @@ def execute(task: Task, owner: int, team: Team | None = None) -> Outcome:
     before = slots.applied() if alone is not None else ()
     version = folding.commit(slots, alone)
     failpoint("aggregator.fold.after")
+    if task.bucket.copying is not None:
+        task.bucket.copying.committed(slots)
     if alone is not None:
         serve(slots, before, owner)
     return Outcome(version, _spent_s(slots, team) - begun_s)

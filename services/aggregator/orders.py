@@ -129,6 +129,8 @@ class Orders:
             made = await self._regions.make(message, effect.new)
         except (MemoryError, DeadlineExceeded) as error:
             return RegionsMade(job, effect.token, str(error))
+        except Rejected as error:
+            return RegionsMade(job, effect.token, str(error), for_good=True)
         for held in made:
             self._regions.add(held)
             self._add(held)

@@ -25,6 +25,7 @@ from slackwater.common.base.errors import Rejected, Unavailable
 from slackwater.common.domains.slots.gpu_region import load_region, make_region
 from slackwater.common.domains.slots.layout import bucket_tensors
 from slackwater.common.domains.slots.region import SlotRegion, owner_word
+from slackwater.common.domains.slots.saved_bucket import SavedJob
 from slackwater.common.shell.notify import SdNotify
 from slackwater.common.shell.process import Process
 from slackwater.common.transport.gpu import Device
@@ -225,13 +226,20 @@ class Regions:
     # Making and keeping ---------------------------------------------------------------------------
 
     async def make(self, message: HostBuckets, new: Sequence[int]) -> list[Held]:
-        """All of them, or none: raises MemoryError, DeadlineExceeded."""
+        """All of them, or none: raises MemoryError, DeadlineExceeded, Rejected (the checkpoint
+        that they begin with is not one of such a job)."""
         made: list[Held] = []
         try:
+            saved = None
+            if message.restore:
+                saved = await self._off_loop(SavedJob, Path(message.restore))
             for position in new:
                 layout, epoch = message.buckets[position], message.at_epochs[position]
                 tensors = bucket_tensors(layout, message.tensors)
-                made.append(await self._off_loop(self._make, message.plan, layout, tensors, epoch))
+                held = await self._off_loop(self._make, message.plan, layout, tensors, epoch)
+                made.append(held)
+                if saved is not None:
+                    await self._off_loop(saved.restore, held.slots, message.tensors)
             await self.keep(made)
         except BaseException:
             for held in made:

@@ -24,6 +24,7 @@ from slackwater.common.transport.devices import device_named
 from slackwater.common.transport.negotiate import live_fabrics
 from slackwater.common.transport.verbs.library import why_not
 from slackwater.schemas.base import AggregatorId, NodeId
+from slackwater.schemas.checkpoints import CopyBuckets, WriteBuckets
 from slackwater.schemas.cluster import AggregatorHeartbeat
 from slackwater.schemas.placement import (
     DropJob,
@@ -33,16 +34,19 @@ from slackwater.schemas.placement import (
     SlotPlan,
 )
 from slackwater.schemas.telemetry import TasksObserved
+from slackwater.services.aggregator.checkpoints import Checkpoints
 from slackwater.services.aggregator.config import AggregatorConfig
 from slackwater.services.aggregator.core import AggregatorCore
 from slackwater.services.aggregator.effects import (
     AggregatorAction,
+    CopyForCheckpoint,
     DropBuckets,
     KeepBucket,
     MakeRegions,
     MoveBucket,
     SetDeadlines,
     SetSlotPlan,
+    WriteCheckpoint,
 )
 from slackwater.services.aggregator.events import TasksMeasured
 from slackwater.services.aggregator.executor import (
@@ -111,6 +115,9 @@ class Aggregator:
             config.id, config.cluster_token, self._fabrics, clock, world.rng, self.orders.copied,
             config.migration_bytes_s,
         )  # fmt: skip
+        self.checkpoints = Checkpoints(
+            self.core, self.regions, off_loop, lambda error: self.plane.port.fail(error)
+        )
         self._adoptions = Adoptions(config.id, config.cluster_token, self.regions, self.orders)
         self.plane.submit = self.executor.submit
         self.plane.submit_ahead = self.executor.submit_ahead
@@ -192,6 +199,7 @@ class Aggregator:
         for _, listener in self._listeners:
             await listener.close()
         await self.orders.close()
+        await self.checkpoints.close()
         if self._kernels is not None:
             self._kernels.close()
         if self._team is not None:
@@ -270,6 +278,8 @@ class Aggregator:
                 "migrate": MigrateInit,
                 "held": ListBuckets,
                 "turns": SlotPlan,
+                "copy": CopyBuckets,
+                "write": WriteBuckets,
             },
             handlers=handlers(
                 AggregatorAction,
@@ -279,6 +289,8 @@ class Aggregator:
                 on(MoveBucket, orders.move),
                 on(SetDeadlines, orders.deadlines),
                 on(SetSlotPlan, orders.turns),
+                on(CopyForCheckpoint, self.checkpoints.copy),
+                on(WriteCheckpoint, self.checkpoints.write),
             ),
             heartbeat=self.heartbeat,
             service_gauges=self.service_gauges,

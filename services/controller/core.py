@@ -24,6 +24,7 @@ it is confirmed: a lost message costs time, a crash nothing.
     waiting_jobs  jobs that wait for an aggregator
     host_load     other work on aggregators' machines
     usage         aggregators in use, over a period
+    checkpoints   buckets copied at one version, and written
 """
 
 from random import Random
@@ -47,6 +48,7 @@ from slackwater.common.base.effects import (
 from slackwater.common.base.errors import Rejected
 from slackwater.common.domains.slots.layout import plan_buckets
 from slackwater.schemas.base import CONFLICT, AggregatorId, JobId, Message, Ok, Record, Refused
+from slackwater.schemas.checkpoints import CheckpointJob
 from slackwater.schemas.cluster import (
     AggregatorDrain,
     AggregatorHeartbeat,
@@ -71,6 +73,7 @@ from slackwater.schemas.placement import (
 from slackwater.schemas.telemetry import JobProfiled, WindowMeasured
 from slackwater.services.controller import (
     assignment,
+    checkpoints,
     drains,
     feedback,
     hosting,
@@ -87,6 +90,8 @@ from slackwater.services.controller.config import ControllerConfig
 from slackwater.services.controller.keys import (
     AdoptionAsked,
     AllocationAsked,
+    CheckpointDue,
+    CopyAsked,
     DropAsked,
     HeldAsked,
     HostAsked,
@@ -96,6 +101,7 @@ from slackwater.services.controller.keys import (
     ReturnAsked,
     SlotPlanAsked,
     TickDue,
+    WriteAsked,
 )
 from slackwater.services.controller.state import Asked, Job, State
 
@@ -124,6 +130,9 @@ class Controller:
                 membership.sweep(state, now_s)
             case TimerFired(key=TickDue()):
                 self._tick(now_s)
+            case TimerFired(key=CheckpointDue(job=id)):
+                if id in state.jobs:
+                    checkpoints.pursue(state, state.jobs[id], now_s)
             case TimerFired():
                 pass  # Jobs that wait in line go on.
             case Recovered():
@@ -185,6 +194,9 @@ class Controller:
                 self._place(token, message, now_s)
             case ReleaseJob():
                 self._told_to_release(token, message, now_s)
+            case CheckpointJob():
+                job = state.jobs.get(JobId(message.job))
+                state.out.append(Reply(token, checkpoints.order(state, job, message, now_s)))
             case DrainAggregator():
                 state.out.append(Reply(token, drains.order(state, message, now_s)))
             case RestoreAggregator():
@@ -337,6 +349,10 @@ class Controller:
                 migrations.pursue(state, job, now_s)
             case MigrateAsked(source=source, target=target) if job is not None:
                 migrations.initiated(state, job, (source, target), answer, now_s)
+            case CopyAsked(aggregator=aggregator) if job is not None:
+                checkpoints.copied(state, job, aggregator, answer, now_s)
+            case WriteAsked(aggregator=aggregator) if job is not None:
+                checkpoints.wrote(state, job, aggregator, answer, now_s)
             case DropAsked(aggregator=aggregator) if job is not None:
                 if not isinstance(answer, Refused):
                     job.dropped.add(aggregator)

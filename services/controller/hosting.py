@@ -11,7 +11,7 @@ import msgspec
 
 from slackwater.common.base.limits import LOST_AFTER_S
 from slackwater.common.domains.slots.tokens import process_token
-from slackwater.schemas.base import NOT_FOUND, AggregatorId, Message, Refused
+from slackwater.schemas.base import CONFLICT, NOT_FOUND, AggregatorId, Message, Refused
 from slackwater.schemas.placement import DropJob, HostBuckets, Located, LocateJob
 from slackwater.services.controller.keys import AllocationAsked, DropAsked, HostAsked
 from slackwater.services.controller.policies.demand import slack_s
@@ -47,6 +47,7 @@ def host(state: State, job: Job, now_s: float) -> None:
             buckets=tuple(record.buckets[bucket] for bucket in buckets),
             at_epochs=tuple(job.place(bucket).location_epoch for bucket in buckets),
             tensors=record.tensors,
+            restore=record.spec.start_from if record.phase == "hosting" else "",
             **_turns(state, job, buckets),
         )
         state.ask_aggregator(HostAsked(job.id, aggregator), "host", aggregator, message, now_s)
@@ -82,7 +83,10 @@ def hosted(
     entry = state.aggregator(aggregator, now_s)
     if isinstance(answer, Refused):
         state.log("host.refused", "warning", job=job.id, at=aggregator, reason=answer.reason)
+        if answer.code == CONFLICT:
+            job.cannot_begin = answer.reason
         return  # The tick asks again; the job's ranks are told why `locate` has to wait.
+    job.cannot_begin = ""
     if asked.incarnation == entry.incarnation:
         job.confirmed[aggregator] = (asked.incarnation, now_s)
     host(state, job, now_s)
@@ -171,6 +175,8 @@ def locate(state: State, job: Job | None, asked: LocateJob, now_s: float) -> Mes
             code=NOT_FOUND,
         )
     record = job.record
+    if job.cannot_begin:
+        return Refused(reason=f"job {id} cannot begin: {job.cannot_begin}", code=CONFLICT)
     if record.phase in ("waiting", "hosting"):
         return Refused(reason=f"job {id}: {why_waiting(job)}", retry_after_s=0.2)
     homes = {place.aggregator for place in (*record.places, *record.target)}

@@ -46,6 +46,22 @@ class MigrateAsked(JobKey, frozen=True):
     target: AggregatorId
 
 
+class CopyAsked(JobKey, frozen=True):
+    """Buckets are to be copied for a checkpoint."""
+
+    aggregator: AggregatorId
+
+
+class WriteAsked(JobKey, frozen=True):
+    """Their copies are to be written."""
+
+    aggregator: AggregatorId
+
+
+class CheckpointDue(JobKey, frozen=True):
+    """A checkpoint is looked at again."""
+
+
 class HeldAsked(AggregatorKey, frozen=True):
     pass
 

@@ -11,6 +11,7 @@ from slackwater.common.base.histogram import LATENCY_S, Histogram
 from slackwater.common.shell.definition import Level, ServiceDefinition
 from slackwater.common.shell.world import World
 from slackwater.schemas import subjects
+from slackwater.schemas.checkpoints import CheckpointJob
 from slackwater.schemas.cluster import (
     AggregatorDrain,
     AggregatorHeartbeat,
@@ -85,6 +86,7 @@ def definition(config: ControllerConfig, world: World) -> ServiceDefinition:
             "place": PlaceJob,
             "release": ReleaseJob,
             "locate": LocateJob,
+            "checkpoint": CheckpointJob,
             "empty": DrainAggregator,
             "restore": RestoreAggregator,
             "lost": AggregatorLost,

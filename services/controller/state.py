@@ -24,6 +24,7 @@ from slackwater.schemas.cluster import AggregatorDrain, AggregatorFact, Aggregat
 from slackwater.schemas.job_events import JobEvent
 from slackwater.schemas.placement import BucketPlace, Endpoint, JobPlacement, Phase, SlotPlan
 from slackwater.schemas.telemetry import WindowMeasured
+from slackwater.services.controller.checkpoint import Checkpoint
 from slackwater.services.controller.config import ControllerConfig
 from slackwater.services.controller.host_load import Hosts
 from slackwater.services.controller.index import Index, Whereabouts
@@ -114,6 +115,10 @@ class Job:
     """Bytes that are held for it, by aggregator, by that record (room.py)."""
     refusals: dict[EffectKey, str] = field(default_factory=dict)
     """Refusals of commands for this job, by key: why the last attempt was refused."""
+    cannot_begin: str = ""
+    """Why it never will be hosted: the checkpoint that it is to begin with does not fit."""
+    checkpoint: Checkpoint | None = None
+    """The one that is being made, or was last."""
     escapes: int = 0
     """Times that it left a congested link since its speed was last above the limit."""
     window: WindowMeasured | None = None
@@ -451,11 +456,16 @@ class State:
         aggregator: AggregatorId,
         message: Message,
         now_s: float,
+        *,
+        insist: bool = True,
     ) -> None:
         """Commands about one job reach one aggregator in the order in which they were decided."""
         asked = Asked(now_s, self.aggregators[aggregator].incarnation)
-        lane = f"{aggregator}/{key.about}"
-        self.ask(key, subjects.command("aggregator", aggregator, verb), message, asked, lane=lane)
+        lane, subject = (
+            f"{aggregator}/{key.about}",
+            subjects.command("aggregator", aggregator, verb),
+        )
+        self.ask(key, subject, message, asked, lane=lane, insist=insist)
 
     def ask_master(
         self, key: EffectKey, verb: str, message: Message, now_s: float, *, insist: bool = True

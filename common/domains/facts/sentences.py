@@ -199,6 +199,9 @@ _JOB: Final[dict[str, Callable[[JobEvent], str]]] = {
         f"{_where(fact)}"
     ),
     "optimizer-state-lost": lambda fact: f"{fact.job} lost optimiser state: {fact.reason}",
+    "checkpointed": lambda fact: (
+        f"{fact.job} is saved at iteration {fact.detail['iteration']} in {fact.detail['folder']}"
+    ),
     "optimizer-state-recovered": lambda fact: f"{fact.job} kept its optimiser state: {fact.reason}",
 }
 

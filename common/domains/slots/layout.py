@@ -147,6 +147,11 @@ def bucket_tensors(bucket: BucketLayout, tensors: tuple[TensorSpec, ...]) -> tup
     return (msgspec.structs.replace(own[0], shape=(part,)), *own[1:])
 
 
+def bucket_start(bucket: BucketLayout, tensors: Sequence[TensorSpec]) -> int:
+    """Return the place of the bucket's first element among those of the job's whole list."""
+    return sum(map(element_count, tensors[: bucket.first])) + bucket.start
+
+
 def folded_bytes(parameter_bytes: int, workers: int) -> int:
     """Bytes that one fold goes through, as they are charged: the parameters' size once for each
     worker's gradient and UPDATE_PASSES times for the update, whatever its rule and dtype."""

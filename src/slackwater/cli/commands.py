@@ -20,6 +20,7 @@ app = program(
         "rerun": "slackwater.cli.operate:rerun",
         "replay": "slackwater.cli.replay:replay",
         "delete": "slackwater.cli.operate:delete",
+        "checkpoint": "slackwater.cli.checkpoint:checkpoint",
         "wait": "slackwater.cli.wait:wait",
         "jobs": "slackwater.cli.jobs:jobs",
         "job": "slackwater.cli.job:job",

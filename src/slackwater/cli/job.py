@@ -218,6 +218,8 @@ def _gpus(record: JobRecord) -> Iterator[tuple[str, str]]:
         yield "Priority", str(spec.priority)
     if spec.checkpoint:
         yield "Checkpoints", spec.checkpoint
+    if spec.start_from:
+        yield "Begins with", f"the checkpoint in {spec.start_from}"
     if record.reallocations or record.reallocation_s:
         paused = f", paused {number_of(record.preemptions, 'time')} for others' sake"
         cost = f"; another one costs it {record.reallocation_s:.3g} s, as measured"

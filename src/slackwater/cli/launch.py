@@ -15,8 +15,8 @@ import typer
 
 from slackwater.cli import wait
 from slackwater.cli.show import with_client
-from slackwater.cli.submit import checked, environment
-from slackwater.cli.submit_options import Aggregate, Checkpoint, Env, Gpus, Id, Restarts
+from slackwater.cli.submit import begun_with, checked, environment
+from slackwater.cli.submit_options import Aggregate, Checkpoint, Env, From, Gpus, Id, Restarts
 from slackwater.cli.submit_wait import ended_as, follow
 from slackwater.common.base import limits
 from slackwater.common.base.errors import Rejected, SlackwaterError, Unavailable
@@ -63,6 +63,7 @@ def launch(
     restarts: Restarts = 0,
     aggregate: Aggregate = "auto",
     checkpoint: Checkpoint = None,
+    start_from: From = None,
     env: Env = None,
     id: Id = "",
     url: Url = None,
@@ -108,6 +109,8 @@ def _spec(options: dict[str, Any], program: tuple[str, ...] | None) -> JobSpec:
     fields |= {name: options[name] for name in ("gpus", "restarts", "aggregate")}
     if options["checkpoint"] is not None:
         fields["checkpoint"] = str(options["checkpoint"].absolute())
+    if options["start_from"] is not None:
+        fields["start_from"] = begun_with(options["start_from"])
     return checked(fields)
 
 

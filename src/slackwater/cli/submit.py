@@ -24,6 +24,7 @@ from slackwater.cli.submit_options import (
     File,
     Folder,
     Fractional,
+    From,
     Gpus,
     GpusMax,
     GpusMin,
@@ -55,6 +56,7 @@ from slackwater.cli.submit_options import (
 )
 from slackwater.cli.submit_wait import attend
 from slackwater.cli.workdir import Sent, check_program, packed, packed_venv, store, within
+from slackwater.common.base.checkpoint_folder import newest_of_buckets
 from slackwater.common.base.errors import Rejected
 from slackwater.common.shell.client import Client
 from slackwater.common.shell.config import explained
@@ -128,6 +130,7 @@ def submit(
     preemptible: Preemptible = True,
     grace_s: Grace = 0.0,
     checkpoint: Checkpoint = None,
+    start_from: From = None,
     env: Env = None,
     time_limit: TimeLimit = "",
     hang_timeout: HangTimeout = "",
@@ -243,6 +246,8 @@ def _with_options(
         fields["hang_timeout_s"] = seconds(options["hang_timeout"], "--hang-timeout")
     if options["checkpoint"] is not None:
         fields["checkpoint"] = str(options["checkpoint"].absolute())
+    if options["start_from"] is not None:
+        fields["start_from"] = begun_with(options["start_from"])
     if sent.venv is not None:
         fields["venv"] = sent.venv.digest
     if sent.code is not None:
@@ -266,6 +271,20 @@ def environment(given: Iterable[str], own: Mapping[str, str]) -> dict[str, str]:
             raise Usage(f"--env {name}: you have no such variable; give {name}=VALUE")
         found[name] = value if sign else own[name]
     return found
+
+
+def begun_with(folder: Path) -> str:
+    """Return the folder of --from, absolute. One that is seen from here is looked into: aggregators
+    say the rest. Raises Usage."""
+    path = folder.absolute()
+    if path.is_dir():
+        try:
+            newest_of_buckets(path)
+        except Rejected as error:
+            raise Usage(f"--from: {error}") from error
+    elif path.exists():
+        raise Usage(f"--from {folder}: not a folder; name the one that `--out` had")
+    return str(path)
 
 
 def _folder(spec: JobSpec, given: Path | None) -> str:

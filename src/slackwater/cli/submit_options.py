@@ -277,6 +277,15 @@ Checkpoint = Annotated[
         rich_help_panel=_STOPS,
     ),
 ]
+From = Annotated[
+    Path | None,
+    typer.Option(
+        "--from",
+        metavar="FOLDER",
+        help="Begin with the newest that `slackwater checkpoint` saved there.",
+        rich_help_panel=_STOPS,
+    ),
+]
 Env = Annotated[
     list[str] | None,
     typer.Option(

@@ -34,8 +34,8 @@ from typing import Any, Final, NoReturn
 import torch
 import torch.distributed as dist
 
-from slackwater.agent.checkpoint_folder import CheckpointFolder, Part
 from slackwater.agent.identity import JOB, plainly, rank_of, workers_of
+from slackwater.common.base.checkpoint_folder import TORCH, CheckpointFolder, Part
 from slackwater.common.base.errors import Rejected
 from slackwater.common.base.file_lock import FileLock
 from slackwater.common.native.disk_priority import yield_the_disk
@@ -208,7 +208,7 @@ class TrainingState:
                 ) from error
 
         rank, ranks = self._ranks.rank, self._ranks.number
-        self._folder.write(iteration, rank, ranks, "torch", fill)
+        self._folder.write(iteration, rank, ranks, TORCH, fill)
         if not rank:
             self._folder.prune()
 

@@ -20,7 +20,7 @@ torch = pytest.importorskip("torch", reason="needs the extra `torch`: make setup
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, TensorDataset  # noqa: E402
 
 import slackwater.torch  # noqa: E402
-from slackwater.agent.checkpoint_folder import CheckpointFolder  # noqa: E402
+from slackwater.common.base.checkpoint_folder import CheckpointFolder  # noqa: E402
 from slackwater.common.base.errors import Rejected  # noqa: E402
 from slackwater.torch.positions import epoch_state, random_states, resumed, set_random_states  # noqa: E402
 from slackwater.torch.staging import Staging  # noqa: E402
@@ -217,7 +217,7 @@ def test_a_save_that_fails_is_told_and_training_goes_on(
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("slackwater.agent.checkpoint_folder._sync", full)
+    monkeypatch.setattr("slackwater.common.base.checkpoint_folder._sync", full)
     state, _ = trained(tmp_path, 4)
     assert state.iteration == 4
     assert "No space left on device; the one before stays" in capsys.readouterr().err

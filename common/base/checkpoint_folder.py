@@ -1,11 +1,14 @@
 """A job's checkpoints on disk: a set of parts for each saved iteration, whole or not there.
 
-A part is one rank's file, and a manifest beside it that says its length and checksum:
+A part is one file, a rank's or a bucket's, and a manifest beside it that says its length and
+checksum:
 
-    iteration-000000000120.0of2.pt      whatever `kind` says: "torch" is what torch.load reads
+    iteration-000000000120.0of2.pt      kind "torch": what torch.load reads
     iteration-000000000120.0of2.json    a `Part`, written last
     iteration-000000000120.1of2.pt
     iteration-000000000120.1of2.json
+
+Parts of kind "buckets" end in .npz: numpy.load reads them (common/domains/slots/saved_bucket.py).
 
 A file is written under another name, synced, then renamed; its manifest after it, in the same way.
 So whoever is killed, at any instant, leaves each part whole or without a manifest, and a set counts
@@ -28,12 +31,16 @@ from slackwater.common.base.errors import Rejected
 FORMAT: Final = "slackwater-checkpoint/1"
 KEPT: Final = 2
 """Whole sets that stay: the newest may be found damaged."""
-_NAME: Final = re.compile(r"iteration-(\d{12})\.(\d+)of(\d+)\.(pt|json)(\.new)?")
+TORCH: Final = "torch"
+BUCKETS: Final = "buckets"
+SUFFIXES: Final = {TORCH: "pt", BUCKETS: "npz"}
+"""Kind of a part -> how its file's name ends."""
+_NAME: Final = re.compile(r"iteration-(\d{12})\.(\d+)of(\d+)\.(pt|npz|json)(\.new)?")
 _PIECE_BYTES: Final = 8 * 1024**2
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """The manifest of one rank's file."""
+    """The manifest of one file."""
 
     format: str
     iteration: int
@@ -45,15 +52,15 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def file(self) -> str:
-        return file_name(self.iteration, self.part, self.parts)
+        return file_name(self.iteration, self.part, self.parts, self.kind)
 
 
-def file_name(iteration: int, part: int, parts: int) -> str:
-    return f"iteration-{iteration:012d}.{part}of{parts}.pt"
+def file_name(iteration: int, part: int, parts: int, kind: str) -> str:
+    return f"iteration-{iteration:012d}.{part}of{parts}.{SUFFIXES[kind]}"
 
 
 class CheckpointFolder:
-    """The sets in one folder, which all ranks of a job see."""
+    """The sets in one folder, which all who write or read them see."""
 
     def __init__(self, path: Path) -> None:
         """Make the folder where it is missing. Raises Rejected."""
@@ -102,7 +109,7 @@ class CheckpointFolder:
     ) -> None:
         """Publish what `fill` writes to the path that it gets; durable on return. Raises OSError,
         and as `fill` does."""
-        target = self.path / file_name(iteration, part, parts)
+        target = self.path / file_name(iteration, part, parts, kind)
         manifest = target.with_suffix(".json")
         fresh = _fresh(target)
         fill(fresh)
@@ -139,6 +146,23 @@ class CheckpointFolder:
                 path.unlink(missing_ok=True)
 
 
+def newest_of_buckets(folder: Path) -> tuple[Part, ...]:
+    """Return the parts of the newest set that aggregators wrote. Raises Rejected where there is
+    none."""
+    if not folder.is_dir():
+        raise Rejected(f"there is no folder {folder}, or it is not seen from here")
+    sets = CheckpointFolder(folder).sets()
+    buckets = next((parts for parts in sets if parts[0].kind == BUCKETS), None)
+    if buckets is not None:
+        return buckets
+    if sets:
+        raise Rejected(
+            f"{folder} has what a program saved (slackwater.torch.checkpoint): submit with "
+            f"--checkpoint {folder}, and the program itself goes on from it"
+        )
+    raise Rejected(f"{folder} has no whole checkpoint; `slackwater checkpoint JOB` makes one")
+
+
 def _manifest(path: Path) -> Part | None:
     """Read a manifest; None: it was removed just now, or is none of this format."""
     name = _NAME.fullmatch(path.name)
@@ -150,7 +174,8 @@ def _manifest(path: Path) -> Part | None:
         sys.stderr.write(f"slackwater: {path} is skipped: it is damaged ({error})\n")
         return None
     said = (part.iteration, part.part, part.parts)
-    if name is None or part.format != FORMAT or said != tuple(map(int, name.groups()[:3])):
+    known = part.format == FORMAT and part.kind in SUFFIXES
+    if name is None or not known or said != tuple(map(int, name.groups()[:3])):
         sys.stderr.write(f"slackwater: {path} is skipped: it does not say what its name says\n")
         return None
     return part

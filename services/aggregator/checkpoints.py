@@ -1,0 +1,194 @@
+"""Checkpoints on this aggregator: copies in memory by a controller's order, then files.
+
+The order comes in two steps, so that a folder gets no part of a version that another aggregator has
+missed (services/controller/checkpoints.py). Both commands are repeated until all is done: what is
+there already is only told. Copies are counted as memory that is taken, and go when they are
+written, when another order comes, or after COPIES_S: a controller that was killed forgets them.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from slackwater.common.base import limits
+from slackwater.common.base.background import Tasks
+from slackwater.common.base.checkpoint_folder import BUCKETS, CheckpointFolder
+from slackwater.common.base.errors import Rejected
+from slackwater.common.base.failpoints import failpoint
+from slackwater.common.domains.slots.layout import bucket_start
+from slackwater.common.domains.slots.saved_bucket import copy_bytes
+from slackwater.schemas.base import TOO_MANY, JobId, Refused
+from slackwater.schemas.checkpoints import (
+    BucketsCopied,
+    BucketsWritten,
+    CopyBuckets,
+    WriteBuckets,
+)
+from slackwater.services.aggregator.bucket import Bucket, Key
+from slackwater.services.aggregator.copying import Copying
+from slackwater.services.aggregator.core import AggregatorCore
+from slackwater.services.aggregator.effects import CopyForCheckpoint, WriteCheckpoint
+from slackwater.services.aggregator.events import CheckpointTold
+from slackwater.services.aggregator.executor import OffLoop
+from slackwater.services.aggregator.regions import Held, Regions
+
+_log = structlog.get_logger()
+
+
+@dataclass(slots=True, eq=False)
+class _Order:
+    """A copy of one bucket, and how its memory is given back."""
+
+    bucket: Bucket
+    copying: Copying
+    nbytes: int
+    _give_back: Callable[[], None] | None
+
+    def free(self) -> None:
+        """Let the copy go. Idempotent."""
+        give_back, self._give_back, self.copying.copy = self._give_back, None, None
+        if give_back is not None:
+            give_back()
+        if self.bucket.copying is self.copying:
+            self.bucket.copying = None
+
+
+class Checkpoints:
+    def __init__(
+        self,
+        core: AggregatorCore,
+        regions: Regions,
+        off_loop: OffLoop,
+        fail: Callable[[BaseException], None],
+    ) -> None:
+        self._core, self._regions = core, regions
+        self._off_loop, self._tasks = off_loop, Tasks(lambda _, error: fail(error))
+        self._orders: dict[Key, _Order] = {}
+
+    async def close(self) -> None:
+        await self._tasks.close()
+
+    # Copies ---------------------------------------------------------------------------------------
+
+    async def copy(self, effect: CopyForCheckpoint) -> CheckpointTold:
+        message = effect.message
+        found = self._found(message)
+        if isinstance(found, Refused):
+            return CheckpointTold(effect.token, found)
+        if not message.look:
+            try:
+                orders = [self._ordered(message, *each) for each in found]
+            except Rejected as error:
+                return CheckpointTold(effect.token, Refused(reason=str(error), code=TOO_MANY))
+            for (bucket, held), order in zip(found, orders, strict=True):
+                if bucket.phase in ("ready", "folding"):
+                    await self._off_loop(order.copying.look, held.slots, bucket.parts)
+        copied = [self._is_copied(message, bucket) for bucket, _ in found]
+        now = tuple(held.slots.version for _, held in found)
+        answer = BucketsCopied(aggregator=self._core.id, now=now, copied=tuple(copied))
+        return CheckpointTold(effect.token, answer)
+
+    def _found(self, message: CopyBuckets) -> list[tuple[Bucket, Held]] | Refused:
+        """Return the buckets that are named, if all are here and have parameters."""
+        found: list[tuple[Bucket, Held]] = []
+        for index in message.buckets:
+            key = (JobId(message.job), index)
+            bucket, held = self._core.buckets.get(key), self._regions.held.get(key)
+            if bucket is None or held is None or not held.slots.initialized:
+                where = "is not here" if bucket is None else "has no parameters yet"
+                reason = f"{self._core.id}: bucket {index} of job {message.job} {where}"
+                return Refused(reason=reason, retry_after_s=0.2)
+            found.append((bucket, held))
+        return found
+
+    def _is_copied(self, message: CopyBuckets, bucket: Bucket) -> bool:
+        order = self._orders.get(bucket.key)
+        if order is None:
+            return False
+        copying, asked = order.copying, (message.request, message.attempt)
+        there = copying.copy is not None or copying.written
+        return there and (copying.request, copying.attempt) == asked
+
+    def _ordered(self, message: CopyBuckets, bucket: Bucket, held: Held) -> _Order:
+        """Return the bucket's order, made now where it is a new one. Raises Rejected: no memory."""
+        order = self._orders.get(bucket.key)
+        if order is not None and order.bucket is bucket:
+            standing = order.copying
+            if (standing.request, standing.attempt) == (message.request, message.attempt):
+                return order
+        self._let_go(bucket.key)
+        nbytes = copy_bytes(bucket.plan.update.name, held.slots.bucket.elements)
+        give_back = self._core.prepare(nbytes)
+        copying = Copying(message.request, message.attempt, message.version)
+        order = self._orders[bucket.key] = _Order(bucket, copying, nbytes, give_back)
+        bucket.copying = copying
+        self._tasks.spawn(self._expire(bucket.key, order))
+        return order
+
+    def _let_go(self, key: Key) -> None:
+        order = self._orders.pop(key, None)
+        if order is not None and not order.copying.writing:
+            order.free()
+
+    async def _expire(self, key: Key, order: _Order) -> None:
+        await asyncio.sleep(limits.COPIES_S)
+        if self._orders.get(key) is order:
+            self._let_go(key)
+
+    # Files ----------------------------------------------------------------------------------------
+
+    def write(self, effect: WriteCheckpoint) -> CheckpointTold:
+        """Tell what is written, and see to it that the rest will be."""
+        message, nbytes, reason = effect.message, 0, ""
+        written: list[int] = []
+        lacking: list[int] = []
+        for layout in message.layouts:
+            key = (JobId(message.job), layout.index)
+            order = self._orders.get(key)
+            copying = order.copying if order is not None else None
+            asked = (message.request, message.attempt)
+            if order is None or copying is None or (copying.request, copying.attempt) != asked:
+                lacking.append(layout.index)
+            elif copying.written:
+                written.append(layout.index)
+                nbytes += order.nbytes
+            elif copying.failure:
+                reason = copying.failure
+            elif copying.copy is None:
+                lacking.append(layout.index)
+            elif not copying.writing:
+                copying.writing = True
+                first = bucket_start(layout, message.tensors)
+                self._tasks.spawn(self._write(message, layout.index, first, order))
+        answer = BucketsWritten(
+            aggregator=self._core.id, written=tuple(written), lacking=tuple(lacking),
+            nbytes=nbytes, reason=reason,
+        )  # fmt: skip
+        return CheckpointTold(effect.token, answer)
+
+    async def _write(self, message: WriteBuckets, index: int, first: int, order: _Order) -> None:
+        copying = order.copying
+        copy = copying.copy
+        assert copy is not None
+
+        def work() -> None:
+            folder = CheckpointFolder(Path(message.folder))
+            failpoint("aggregator.checkpoint.before")
+            folder.write(
+                message.iteration, index, message.parts, BUCKETS,
+                lambda path: copy.write(path, message.tensors, first),
+            )  # fmt: skip
+            failpoint("aggregator.checkpoint.after")
+
+        try:
+            await self._off_loop(work)
+        except (OSError, Rejected) as error:
+            copying.failure = f"{self._core.id}: {message.folder}: {error}"
+            _log.warning("checkpoint.failed", job=message.job, bucket=index, reason=str(error))
+        else:
+            copying.written = True
+        copying.writing = False
+        order.free()

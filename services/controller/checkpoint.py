@@ -1,0 +1,145 @@
+"""One checkpoint of a job's buckets, on its way: what was learned, and what to ask next. Pure.
+
+    looking --versions known--> copying --all copied--> writing --all durable--> done
+    looking, copying, writing --given up--> failed
+
+All buckets of a synchronous job are copied at one version, while they go on. Where it stands still
+that is the version of the oldest bucket (the others still have it, in their other buffers). Where
+it trains, the version is gone by the time that it is asked for: so one is named that is still to
+come, each time twice as far ahead. Buckets of other jobs are copied as they are.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from slackwater.common.base.transitions import Story
+from slackwater.schemas.checkpoints import CheckpointPhase
+
+TRANSITIONS: Final[dict[CheckpointPhase, frozenset[CheckpointPhase]]] = {
+    "looking": frozenset({"copying", "failed"}),
+    "copying": frozenset({"copying", "writing", "looking", "failed"}),
+    "writing": frozenset({"done", "looking", "failed"}),
+    "done": frozenset(),
+    "failed": frozenset(),
+}
+ATTEMPTS_MAX: Final = 64
+AHEAD_MAX: Final = 4096
+STALLED_S: Final = 2.0
+"""Seconds without a new version after which a job is taken to stand still."""
+
+
+@dataclass(slots=True)
+class Checkpoint:
+    """`buckets`: how many the job has; `synchronous`: all are copied at one version."""
+
+    request: str
+    folder: str
+    buckets: int
+    synchronous: bool
+    begun_s: float
+    phase: CheckpointPhase = "looking"
+    attempt: int = 1
+    version: int | None = None
+    """What is copied; None: not known yet, or each as it is."""
+    iteration: int = 0
+    """The name that the files get."""
+    now: dict[int, int] = field(default_factory=dict)
+    """The newest version of each bucket, as it was heard."""
+    copied: set[int] = field(default_factory=set)
+    written: set[int] = field(default_factory=set)
+    nbytes: dict[str, int] = field(default_factory=dict)
+    """Bytes that each aggregator has written."""
+    reason: str = ""
+    ended_s: float = 0.0
+    heard: set[str] = field(default_factory=set)
+    """Aggregators that have answered in this attempt."""
+    story: Story = field(default_factory=Story, repr=False)
+    _ahead: int = 1
+    _newest: int = -1
+    _grown_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.story.begin(self.phase, "it is asked for")
+
+    def _become(self, new: CheckpointPhase, why: str) -> None:
+        self.story.move(f"checkpoint {self.request}", self.phase, new, why, TRANSITIONS)
+        self.phase = new
+
+    @property
+    def over(self) -> bool:
+        return self.phase in ("done", "failed")
+
+    def fail(self, reason: str, now_s: float) -> None:
+        if not self.over:
+            self._become("failed", reason)
+            self.reason, self.ended_s = reason, now_s
+
+    def begin_anew(self, why: str, now_s: float) -> None:
+        """Look for another version: a bucket moved, or its aggregator was restarted. What was
+        written of this one is of no use, unless all of it was."""
+        if self.phase == "looking" or self.over:
+            return
+        self._next_attempt(now_s)
+        if not self.over:
+            self._become("looking", why)
+            self.version = None
+
+    def _next_attempt(self, now_s: float) -> None:
+        if self.attempt >= ATTEMPTS_MAX:
+            self.fail(f"no version could be copied in {self.attempt} attempts", now_s)
+            return
+        self.attempt += 1
+        self.heard.clear()
+        self.copied.clear()
+        self.written.clear()
+        self.nbytes.clear()
+
+    # Copies ---------------------------------------------------------------------------------------
+
+    def told(
+        self, aggregator: str, buckets: Sequence[int], now: Sequence[int], copied: Sequence[bool]
+    ) -> None:
+        """Take an aggregator's answer, in `looking` or `copying`."""
+        self.heard.add(aggregator)
+        self.now.update(zip(buckets, now, strict=True))
+        self.copied |= {b for b, is_copied in zip(buckets, copied, strict=True) if is_copied}
+
+    def decide(self, now_s: float) -> bool:
+        """After all aggregators have answered: go on. Returns whether they are to be asked again at
+        once; else a little later."""
+        newest, oldest = max(self.now.values()), min(self.now.values())
+        if newest > self._newest:
+            self._newest, self._grown_s = newest, now_s
+        if self.phase == "looking":
+            self._become("copying", f"versions {oldest} to {newest} are there")
+            self.version = oldest if self.synchronous else None
+            self.heard.clear()
+            return True
+        if len(self.copied) == self.buckets:
+            self.iteration = newest if self.version is None else self.version
+            self._become("writing", f"all buckets are copied at version {self.iteration}")
+            return True
+        if self.version is None:
+            return False
+        stalled = now_s - self._grown_s >= STALLED_S
+        if newest > self.version + 1 or (stalled and oldest != self.version):
+            self._next_attempt(now_s)
+            if not self.over:
+                self._ahead = min(2 * self._ahead, AHEAD_MAX)
+                self.version = oldest if stalled else newest + self._ahead
+            return not self.over
+        self.heard.clear()
+        return False
+
+    # Files ----------------------------------------------------------------------------------------
+
+    def wrote(self, aggregator: str, written: Sequence[int], nbytes: int, now_s: float) -> bool:
+        """Take an aggregator's answer, in `writing`. Returns whether all is durable now."""
+        self.written |= set(written)
+        self.nbytes[aggregator] = nbytes
+        if len(self.written) < self.buckets:
+            return False
+        self._become("done", "all is durable")
+        self.ended_s = now_s
+        return True

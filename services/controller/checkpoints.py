@@ -1,0 +1,155 @@
+"""Checkpoints of jobs' buckets: asked for, copied at one version, written (SCAR's checkpoint
+coordinator: Qiao 2021, section 5.4).
+
+What is known of one is not durable: after a restart the same order, which whoever wants it repeats,
+begins it anew. A folder has all files of an iteration, or what it has of it does not count.
+"""
+
+from slackwater.common.base.effects import StartTimer
+from slackwater.common.domains.slots.rules import RULES
+from slackwater.schemas.base import NOT_FOUND, TOO_MANY, AggregatorId, Message, Refused
+from slackwater.schemas.checkpoints import (
+    BucketsCopied,
+    BucketsWritten,
+    CheckpointJob,
+    CheckpointProgress,
+    CopyBuckets,
+    WriteBuckets,
+)
+from slackwater.services.controller import hosting
+from slackwater.services.controller.checkpoint import Checkpoint
+from slackwater.services.controller.keys import CheckpointDue, CopyAsked, WriteAsked
+from slackwater.services.controller.state import Job, State
+
+LOOK_S = 0.1
+"""Seconds between two looks at one that waits for a version, or for a disk."""
+
+
+def order(state: State, job: Job | None, asked: CheckpointJob, now_s: float) -> Message:
+    """Begin a checkpoint, or tell how far it is."""
+    if asked.job in state.unreadable:
+        return hosting.unreadable(state, asked.job)
+    if job is None or job.record.phase == "released":
+        reason = f"cluster {state.cluster} has no job {asked.job}: it ended, or never began"
+        return Refused(reason=reason, code=NOT_FOUND)
+    standing = job.checkpoint
+    if standing is not None and standing.request == asked.request:
+        return progress(job, standing, now_s)
+    if standing is not None and not standing.over:
+        reason = f"job {job.id}: another checkpoint is being made ({standing.request})"
+        return Refused(reason=reason, retry_after_s=0.5)
+    record = job.record
+    if RULES[record.plan.update.name].sums:
+        return Refused(
+            reason=f"job {job.id}: its aggregators add gradients up and keep nothing; its program "
+            "saves its state itself (slackwater.torch.checkpoint)"
+        )
+    if record.phase in ("waiting", "hosting"):
+        return Refused(reason=f"job {job.id}: {hosting.why_waiting(job)}", retry_after_s=0.5)
+    job.checkpoint = Checkpoint(
+        request=asked.request,
+        folder=asked.folder,
+        buckets=len(record.buckets),
+        synchronous=record.plan.consistency == "synchronous",
+        begun_s=now_s,
+    )
+    pursue(state, job, now_s)
+    return progress(job, job.checkpoint, now_s)
+
+
+def progress(job: Job, made: Checkpoint, now_s: float) -> CheckpointProgress:
+    return CheckpointProgress(
+        job=job.id,
+        request=made.request,
+        phase=made.phase,
+        iteration=made.iteration or made.version or 0,
+        buckets=made.buckets,
+        written=len(made.written),
+        nbytes=sum(made.nbytes.values()),
+        took_s=max(0.0, (made.ended_s if made.over else now_s) - made.begun_s),
+        reason=made.reason,
+    )
+
+
+def pursue(state: State, job: Job, now_s: float) -> None:
+    """Ask every aggregator of the job for what comes next."""
+    made = job.checkpoint
+    if made is None or made.over:
+        return
+    state.out.append(StartTimer(CheckpointDue(job.id), now_s + LOOK_S))
+    if job.record.phase == "released":
+        made.fail("the job ended", now_s)
+        return
+    homes: dict[AggregatorId, list[int]] = {}
+    for bucket in range(len(job.record.places)):
+        homes.setdefault(job.place(bucket).aggregator, []).append(bucket)
+    for aggregator, buckets in sorted(homes.items()):
+        if not state.alive(aggregator):
+            continue  # It comes back with its buckets, or they are elsewhere the next time.
+        if made.phase == "writing":
+            state.ask_aggregator(
+                WriteAsked(job.id, aggregator), "write", aggregator,
+                _write(job, made, buckets), now_s, insist=False,
+            )  # fmt: skip
+        elif aggregator not in made.heard:
+            message = CopyBuckets(
+                job=job.id, request=made.request, attempt=made.attempt, buckets=tuple(buckets),
+                version=made.version, look=made.phase == "looking",
+            )  # fmt: skip
+            key = CopyAsked(job.id, aggregator)
+            state.ask_aggregator(key, "copy", aggregator, message, now_s, insist=False)
+
+
+def _write(job: Job, made: Checkpoint, buckets: list[int]) -> WriteBuckets:
+    record = job.record
+    return WriteBuckets(
+        job=job.id,
+        request=made.request,
+        attempt=made.attempt,
+        layouts=tuple(record.buckets[bucket] for bucket in buckets),
+        tensors=record.tensors,
+        parts=len(record.buckets),
+        iteration=made.iteration,
+        folder=made.folder,
+    )
+
+
+def copied(state: State, job: Job, aggregator: AggregatorId, answer: Message, now_s: float) -> None:
+    """Take an answer to CopyBuckets."""
+    made = job.checkpoint
+    if made is None or made.phase not in ("looking", "copying"):
+        return
+    if isinstance(answer, Refused) and answer.status == TOO_MANY:
+        made.fail(answer.reason, now_s)
+        return
+    if not isinstance(answer, BucketsCopied):
+        made.begin_anew(_why(answer), now_s)
+        return  # It is looked at again when the timer fires.
+    here = [b for b in range(len(job.record.places)) if job.place(b).aggregator == aggregator]
+    if len(here) != len(answer.now):
+        made.begin_anew("a bucket moved", now_s)
+        return
+    made.told(aggregator, here, answer.now, answer.copied)
+    if made.heard >= job.homes() and made.decide(now_s):
+        pursue(state, job, now_s)
+
+
+def wrote(state: State, job: Job, aggregator: AggregatorId, answer: Message, now_s: float) -> None:
+    """Take an answer to WriteBuckets."""
+    made = job.checkpoint
+    if made is None or made.phase != "writing":
+        return
+    if not isinstance(answer, BucketsWritten) or answer.lacking:
+        made.begin_anew(f"{aggregator} has not all copies any more", now_s)
+        return
+    if answer.reason:
+        made.fail(answer.reason, now_s)
+    elif made.wrote(aggregator, answer.written, answer.nbytes, now_s):
+        state.tell(
+            job, "checkpointed", now_s, iteration=str(made.iteration), folder=made.folder,
+            bytes=str(sum(made.nbytes.values())), took_s=f"{made.ended_s - made.begun_s:.3f}",
+        )  # fmt: skip
+
+
+def _why(answer: Message) -> str:
+    return answer.reason if isinstance(answer, Refused) else f"answered {type(answer).__name__}"
