@@ -4,7 +4,7 @@ The controller has every bucket copied in memory at one version, then written (S
 coordinator: Qiao 2021, section 5.4; services/controller/checkpoints.py).
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -21,6 +21,8 @@ from slackwater.schemas.base import (
 from slackwater.schemas.placement import Indices, Layouts, Tensors
 
 CheckpointPhase = Literal["looking", "copying", "writing", "done", "failed"]
+BINS: Final = 64
+"""Bins of a histogram of distances."""
 Versions = Annotated[tuple[Count, ...], msgspec.Meta(max_length=BUCKETS_MAX)]
 """Parallel to the buckets that a message names."""
 
@@ -64,6 +66,8 @@ class CopyBuckets(Message, kw_only=True, frozen=True, tag="bucket.copy"):
     """None: any, and each at another, of a job whose updates are not synchronous."""
     look: bool = False
     """Only tell which versions there are."""
+    distances: bool = False
+    """Tell how far the copies are from what was saved last."""
 
 
 class BucketsCopied(Message, kw_only=True, frozen=True, tag="bucket.copied"):
@@ -73,6 +77,9 @@ class BucketsCopied(Message, kw_only=True, frozen=True, tag="bucket.copied"):
     now: Versions
     """The version that each bucket has."""
     copied: Annotated[tuple[bool, ...], msgspec.Meta(max_length=BUCKETS_MAX)]
+    distances: Annotated[tuple[Count, ...], msgspec.Meta(max_length=BINS)] = ()
+    """How many pieces of the copies are at which distance, by its binary logarithm
+    (common/domains/slots/saved_pieces.py); empty: it was not asked for, or not all are copied."""
 
 
 class WriteBuckets(Message, kw_only=True, frozen=True, tag="bucket.write"):
@@ -89,6 +96,13 @@ class WriteBuckets(Message, kw_only=True, frozen=True, tag="bucket.write"):
     """Number of the job's buckets, each a part."""
     iteration: Count
     folder: Text
+    keep: bool = False
+    """One of a job that is saved now and then: what is written is what later distances are from,
+    and what is older than the sets that are kept goes."""
+    above: Annotated[int, msgspec.Meta(ge=-1, le=BINS)] = -1
+    """Write an update, of the pieces in bins above this one; -1: write all, a set."""
+    share: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.0
+    """And this part of those in the bin itself, the farthest first."""
 
 
 class BucketsWritten(Message, kw_only=True, frozen=True, tag="bucket.written"):

@@ -299,6 +299,16 @@ class JobSpec(Record, kw_only=True, frozen=True):
     its parameters and optimiser states are where the job begins, at that iteration; empty: it
     begins with its program's."""
 
+    save_to: Text = ""
+    """A folder in which its aggregators, which see it, save its parameters and optimiser states now
+    and then: what is lost with an aggregator and its workers comes from there, and so does what
+    another run begins with. Empty: they save nothing."""
+    save_every_s: Seconds = 60.0
+    """Seconds within which all of it is saved once."""
+    save_fraction: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] = 1.0
+    """The part that is saved at a time, so much more often: what changed most since it was saved
+    (SCAR: Qiao 2021, section 5.4.2)."""
+
     def __post_init__(self) -> None:
         if self.gpus_min or self.gpus_max or self.gpu_types or self.gpus % self.workers:
             check_gpus(self.gpus, *self.gpu_bounds, self.workers, gpu_types=bool(self.gpu_types))
@@ -315,6 +325,8 @@ class JobSpec(Record, kw_only=True, frozen=True):
                 f"noise: the job is {self.consistency}, so that its gradients are of different "
                 "parameters; leave noise out, or make the job synchronous"
             )
+        if self.save_to and not self.save_every_s:
+            raise ValueError("save_every_s: 0 beside save_to; give the seconds between two saves")
         for name in self.env:
             if name.startswith(OWN_ENV):
                 raise ValueError(f"env: {name} is set by the worker service itself; leave it out")

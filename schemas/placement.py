@@ -178,8 +178,13 @@ class HostBuckets(Message, kw_only=True, frozen=True, tag="bucket.host"):
     iteration_s: Seconds = 0.0
     """The profiled duration of an iteration; 0: not profiled yet."""
     restore: Text = ""
-    """The folder of the checkpoint that regions made now are filled from; empty: they stay bare,
-    and workers seed them."""
+    """The folder of the checkpoint that the job begins with, which must be there; empty: its
+    workers' values are its begin."""
+    saved: Text = ""
+    """The folder that the job is saved in. What is there goes before: a run begins with it, and it
+    stands in for what no worker has, in regions that were lost."""
+    begins: bool = False
+    """The job's run begins: its regions are not bare where there is a checkpoint."""
 
 
 class JobSlotPlan(Record, kw_only=True, frozen=True):

@@ -9,6 +9,10 @@ checksum:
     iteration-000000000120.1of2.json
 
 Parts of kind "buckets" end in .npz: numpy.load reads them (common/domains/slots/saved_bucket.py).
+So do updates, which begin with another word: what changed most of a part since the set before it.
+Each counts by itself.
+
+    update-000000000140.1of2.npz        and its manifest
 
 A file is written under another name, synced, then renamed; its manifest after it, in the same way.
 So whoever is killed, at any instant, leaves each part whole or without a manifest, and a set counts
@@ -33,9 +37,10 @@ KEPT: Final = 2
 """Whole sets that stay: the newest may be found damaged."""
 TORCH: Final = "torch"
 BUCKETS: Final = "buckets"
-SUFFIXES: Final = {TORCH: "pt", BUCKETS: "npz"}
+UPDATE: Final = "update"
+SUFFIXES: Final = {TORCH: "pt", BUCKETS: "npz", UPDATE: "npz"}
 """Kind of a part -> how its file's name ends."""
-_NAME: Final = re.compile(r"iteration-(\d{12})\.(\d+)of(\d+)\.(pt|npz|json)(\.new)?")
+_NAME: Final = re.compile(r"(iteration|update)-(\d{12})\.(\d+)of(\d+)\.(pt|npz|json)(\.new)?")
 _PIECE_BYTES: Final = 8 * 1024**2
 
 
@@ -56,7 +61,8 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def file_name(iteration: int, part: int, parts: int, kind: str) -> str:
-    return f"iteration-{iteration:012d}.{part}of{parts}.{SUFFIXES[kind]}"
+    word = UPDATE if kind == UPDATE else "iteration"
+    return f"{word}-{iteration:012d}.{part}of{parts}.{SUFFIXES[kind]}"
 
 
 class CheckpointFolder:
@@ -86,11 +92,18 @@ class CheckpointFolder:
         ]
         return sorted(whole, key=lambda each: -each[0].iteration)
 
+    def updates(self, after: int) -> list[Part]:
+        """List the updates of later iterations, the oldest first."""
+        found = (_manifest(path) for path in self.path.glob("update-*.json"))
+        later = [part for part in found if part is not None and part.iteration > after]
+        return sorted(later, key=lambda each: (each.iteration, each.part))
+
     def unfinished(self, after: int) -> list[int]:
         """List the iterations after this one of which some part is missing."""
         whole = {parts[0].iteration for parts in self.sets()}
         names = (_NAME.fullmatch(path.name) for path in self.path.iterdir())
-        return sorted({int(name[1]) for name in names if name and int(name[1]) > after} - whole)
+        begun = {int(name[2]) for name in names if name and name[1] != UPDATE}
+        return sorted({iteration for iteration in begun if iteration > after} - whole)
 
     def damage(self, part: Part) -> str:
         """Say what is wrong with the part's file; empty: it is as it was written."""
@@ -130,13 +143,13 @@ class CheckpointFolder:
         """Remove what is older than the sets that are kept. Only rank 0 calls it."""
         whole = self.sets()
         oldest = whole[KEPT - 1][0].iteration if len(whole) >= KEPT else 0
-        self._remove(lambda name: int(name[1]) < oldest)
+        self._remove(lambda name: int(name[2]) < oldest)
 
     def clear(self, part: int, after: int) -> None:
         """Remove what former processes of this rank had not written to its end, and what they wrote
         after the iteration that it goes on from: sets that lacked another part, or were damaged,
         and with whose parts those that are written now would be taken for whole."""
-        self._remove(lambda name: int(name[2]) == part and (bool(name[5]) or int(name[1]) > after))
+        self._remove(lambda name: int(name[3]) == part and (bool(name[6]) or int(name[2]) > after))
 
     def _remove(self, which: Callable[[re.Match[str]], bool]) -> None:
         """Remove files by their names, manifests first."""
@@ -175,7 +188,7 @@ def _manifest(path: Path) -> Part | None:
         return None
     said = (part.iteration, part.part, part.parts)
     known = part.format == FORMAT and part.kind in SUFFIXES
-    if name is None or not known or said != tuple(map(int, name.groups()[:3])):
+    if name is None or not known or said != tuple(map(int, name.groups()[1:4])):
         sys.stderr.write(f"slackwater: {path} is skipped: it does not say what its name says\n")
         return None
     return part

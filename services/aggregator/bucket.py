@@ -22,6 +22,7 @@ from slackwater.common.base.errors import AccessRefused
 from slackwater.common.base.transitions import Story
 from slackwater.common.domains.slots.consistency import acknowledged, next_rank, staleness_bound
 from slackwater.common.domains.slots.frames import HeldStates
+from slackwater.common.domains.slots.rules import Floats
 from slackwater.schemas.base import JobId
 from slackwater.schemas.placement import BucketLayout, Endpoint, JobPlan
 from slackwater.services.aggregator.copying import Copying
@@ -73,6 +74,15 @@ class Offered(NamedTuple):
     version: int
     applied: tuple[int, ...]
     states: HeldStates
+    wanted: int = 0
+
+
+class Spare(NamedTuple):
+    """A checkpoint's values in a bare region: of which iteration the newest are, and how many
+    updates their states have had."""
+
+    iteration: int
+    updates: int
 
 
 class SeededStates(NamedTuple):
@@ -134,6 +144,10 @@ class Bucket:
         self.parts = Parts(plan.workers, layout.elements)
         self.copying: Copying | None = None
         """The order to copy it for a checkpoint."""
+        self.saved: Floats | None = None
+        """Parameters as they were saved last, piece by piece."""
+        self.spare: Spare | None = None
+        """What a checkpoint has filled its bare region with."""
         self.move: Move | None = None
         self._folding: int | None = None
         """The rank whose push is being applied by itself, or was last."""
@@ -216,7 +230,12 @@ class Bucket:
         return self.phase in ("ready", "folding") or (self.phase == "moving" and self._was_ready)
 
     def offered(
-        self, rank: int, version: int, applied: tuple[int, ...] = (), states: HeldStates = ""
+        self,
+        rank: int,
+        version: int,
+        applied: tuple[int, ...] = (),
+        states: HeldStates = "",
+        wanted: int = 0,
     ) -> tuple[int, ...]:
         """Return the ranks to ask for what they have, once all have said it: for parameters the
         lowest of the newest version, one that has the optimiser's states with them before others.
@@ -224,7 +243,7 @@ class Bucket:
         the parameters contain, where the version does not say it."""
         if self.phase not in ("empty", "seeding"):
             return ()
-        self._offers[rank] = Offered(version, applied, states)
+        self._offers[rank] = Offered(version, applied, states, wanted)
         self._done[rank] = max(self._done[rank], version)
         if self.phase == "seeding":  # A rank that was asked and offers again has not heard it.
             return (rank,) if rank in self._awaited else ()
@@ -243,6 +262,21 @@ class Bucket:
         self._awaited, self.states_seeded = set(asked), SeededStates()
         self._become("seeding", f"ranks {asked} are asked")
         return tuple(asked)
+
+    def begin_with_spare(self) -> int | None:
+        """Take the checkpoint's values, where all who offered have only their programs': at the
+        version of the job's other buckets, as far as the workers know one. Returns it. None: some
+        worker has newer ones, or there is no checkpoint."""
+        if self.spare is None or self.phase != "seeding" or self.bound is not None:
+            return None
+        if any(map(self._contained, self._offers)):
+            return None
+        self.version = max(offer.wanted for offer in self._offers.values()) or self.spare.iteration
+        self._become("ready", f"a checkpoint of iteration {self.spare.iteration} is in it")
+        self._awaited.clear()
+        self._offers.clear()
+        self._seeder = None
+        return self.version
 
     def asked(self, rank: int) -> tuple[int, bool]:
         """Return the version that is being seeded, and whether the rank is asked for parts of

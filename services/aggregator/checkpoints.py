@@ -11,17 +11,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import structlog
+from numpy.typing import NDArray
 
 from slackwater.common.base import limits
 from slackwater.common.base.background import Tasks
-from slackwater.common.base.checkpoint_folder import BUCKETS, CheckpointFolder
+from slackwater.common.base.checkpoint_folder import BUCKETS, UPDATE, CheckpointFolder
 from slackwater.common.base.errors import Rejected
 from slackwater.common.base.failpoints import failpoint
 from slackwater.common.domains.slots.layout import bucket_start
-from slackwater.common.domains.slots.saved_bucket import copy_bytes
+from slackwater.common.domains.slots.saved_bucket import BucketCopy, copy_bytes
+from slackwater.common.domains.slots.saved_pieces import chosen, distances, histogram, spans_of
 from slackwater.schemas.base import TOO_MANY, JobId, Refused
 from slackwater.schemas.checkpoints import (
+    BINS,
     BucketsCopied,
     BucketsWritten,
     CopyBuckets,
@@ -87,9 +91,29 @@ class Checkpoints:
                 if bucket.phase in ("ready", "folding"):
                     await self._off_loop(order.copying.look, held.slots, bucket.parts)
         copied = [self._is_copied(message, bucket) for bucket, _ in found]
-        now = tuple(held.slots.version for _, held in found)
-        answer = BucketsCopied(aggregator=self._core.id, now=now, copied=tuple(copied))
+        bins: tuple[int, ...] = ()
+        if message.distances and all(copied):
+            bins = await self._histogram([bucket for bucket, _ in found])
+        answer = BucketsCopied(
+            aggregator=self._core.id,
+            now=tuple(held.slots.version for _, held in found),
+            copied=tuple(copied),
+            distances=bins,
+        )
         return CheckpointTold(effect.token, answer)
+
+    async def _histogram(self, buckets: list[Bucket]) -> tuple[int, ...]:
+        """Return how many pieces of the buckets' copies are at which distance from what was
+        saved."""
+        sums = np.zeros(BINS, np.int64)
+        for bucket in buckets:
+            copying = self._orders[bucket.key].copying
+            if copying.distances is None and copying.copy is not None:
+                parameters = copying.copy.parameters
+                copying.distances = await self._off_loop(distances, parameters, bucket.saved)
+            if copying.distances is not None:
+                sums += histogram(copying.distances)
+        return tuple(sums.tolist())
 
     def _found(self, message: CopyBuckets) -> list[tuple[Bucket, Held]] | Refused:
         """Return the buckets that are named, if all are here and have parameters."""
@@ -173,22 +197,49 @@ class Checkpoints:
         copying = order.copying
         copy = copying.copy
         assert copy is not None
-
-        def work() -> None:
-            folder = CheckpointFolder(Path(message.folder))
-            failpoint("aggregator.checkpoint.before")
-            folder.write(
-                message.iteration, index, message.parts, BUCKETS,
-                lambda path: copy.write(path, message.tensors, first),
-            )  # fmt: skip
-            failpoint("aggregator.checkpoint.after")
-
+        spans = None
+        if message.above >= 0 and copying.distances is not None:
+            numbers = chosen(copying.distances, message.above, message.share)
+            spans = spans_of(numbers, copy.about.elements)
         try:
-            await self._off_loop(work)
+            if spans is None or spans.size:
+                await self._off_loop(_write, message, index, first, copy, spans)
         except (OSError, Rejected) as error:
             copying.failure = f"{self._core.id}: {message.folder}: {error}"
             _log.warning("checkpoint.failed", job=message.job, bucket=index, reason=str(error))
         else:
             copying.written = True
+            if spans is not None:
+                order.nbytes = int((spans[:, 1] - spans[:, 0]).sum()) * copy.bytes_each
+            if message.keep:
+                self._keep(order.bucket, copy, spans)
         copying.writing = False
         order.free()
+
+    def _keep(self, bucket: Bucket, copy: BucketCopy, spans: NDArray[np.int64] | None) -> None:
+        """Remember what is durable now: later distances are from it."""
+        if spans is None:
+            self._core.keep_saved(bucket, copy.parameters)
+            return
+        if bucket.saved is None:  # It came here since, or this process was restarted.
+            self._core.keep_saved(bucket, np.full_like(copy.parameters, np.inf))
+        assert bucket.saved is not None
+        for first, end in spans.tolist():
+            bucket.saved[first:end] = copy.parameters[first:end]
+
+
+def _write(
+    message: WriteBuckets, index: int, first: int, copy: BucketCopy, spans: NDArray[np.int64] | None
+) -> None:
+    """Write one bucket's part: of a set, or of an update. Raises OSError, Rejected."""
+    folder = CheckpointFolder(Path(message.folder))
+    failpoint("aggregator.checkpoint.before")
+    kind = BUCKETS if spans is None else UPDATE
+    iteration = message.iteration if spans is None else copy.about.version
+    folder.write(
+        iteration, index, message.parts, kind,
+        lambda path: copy.write(path, message.tensors, first, spans),
+    )  # fmt: skip
+    failpoint("aggregator.checkpoint.after")
+    if message.keep and index == 0:
+        folder.prune()

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from slackwater.common.domains.slots.region import SlotRegion
 from slackwater.common.domains.slots.saved_bucket import BucketCopy
+from slackwater.common.domains.slots.saved_pieces import Distances
 from slackwater.schemas.base import IdText
 from slackwater.services.aggregator.early_fold import Parts
 
@@ -23,6 +24,8 @@ class Copying:
     attempt: int
     version: int | None
     copy: BucketCopy | None = None
+    distances: Distances | None = None
+    """How far its pieces are from what was saved last."""
     written: bool = False
     writing: bool = False
     failure: str = ""

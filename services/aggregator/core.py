@@ -31,6 +31,7 @@ from slackwater.common.base.effects import (
 from slackwater.common.base.errors import Rejected
 from slackwater.common.domains.slots.layout import bucket_tensors, element_count
 from slackwater.common.domains.slots.region import SlotRegion
+from slackwater.common.domains.slots.rules import Floats
 from slackwater.schemas import subjects
 from slackwater.schemas.base import CONFLICT, NOT_FOUND, AggregatorId, JobId, Message, Ok, Refused
 from slackwater.schemas.checkpoints import CopyBuckets, WriteBuckets
@@ -60,6 +61,7 @@ from slackwater.services.aggregator.effects import (
 )
 from slackwater.services.aggregator.events import (
     BucketCopied,
+    BucketRestored,
     BucketSeeded,
     CheckpointTold,
     Event,
@@ -68,7 +70,7 @@ from slackwater.services.aggregator.events import (
     TasksMeasured,
     WorkersArrived,
 )
-from slackwater.services.aggregator.reseeding import reseeded
+from slackwater.services.aggregator.reseeding import filled_anew
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +135,9 @@ class AggregatorCore:
                 return [Reply(token, Ok())] if token else []
             case CheckpointTold(token=token, answer=answer):
                 return [Reply(token, answer)]
-            case BucketSeeded(key=key):
-                bucket = self.buckets.get(key)
-                return [] if bucket is None else reseeded(self.id, bucket, event, now_s)
+            case BucketSeeded() | BucketRestored():
+                bucket = self.buckets.get(event.key)
+                return [] if bucket is None else filled_anew(self.id, bucket, event, now_s)
             case WorkersArrived(key=(job, bucket), location_epoch=epoch):
                 done = WorkerDone(job=job, bucket=bucket, location_epoch=epoch, target=self.id)
                 at = WorkersAt(job=job, bucket=bucket, location_epoch=epoch)
@@ -226,6 +228,13 @@ class AggregatorCore:
             if not siblings:
                 del self._by_job[key[0]]
         return bucket
+
+    def keep_saved(self, bucket: Bucket, saved: Floats) -> None:
+        """Keep what was saved of a bucket beside it, as its memory."""
+        if bucket.saved is None and self.buckets.get(bucket.key) is bucket:
+            bucket.nbytes += saved.nbytes
+            self._held_bytes += saved.nbytes
+        bucket.saved = saved
 
     def forwarding_of(self, key: Key, now_s: float) -> BucketCopied | None:
         """Return where a bucket that was here is now; None once limits.DEPARTED_S are over."""

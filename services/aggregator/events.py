@@ -37,6 +37,15 @@ class BucketSeeded:
 
 
 @dataclass(frozen=True, slots=True)
+class BucketRestored:
+    """The bucket's bytes had been lost, no worker had its parameters, and those of a checkpoint of
+    this iteration are in it."""
+
+    key: Key
+    iteration: int
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointTold:
     """The answer to the command `token` about a checkpoint."""
 
@@ -77,6 +86,7 @@ Event = (
     | RegionsMade
     | RegionsDropped
     | BucketSeeded
+    | BucketRestored
     | CheckpointTold
     | WorkersArrived
     | BucketCopied

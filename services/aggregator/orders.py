@@ -17,7 +17,7 @@ from slackwater.common.base.failpoints import failpoint
 from slackwater.common.domains.slots.region import SlotRegion
 from slackwater.common.shell.definition import Port
 from slackwater.schemas.placement import BucketHeld, HostBuckets, JobPlan
-from slackwater.services.aggregator.bucket import Bucket, Key, Move
+from slackwater.services.aggregator.bucket import Bucket, Key, Move, Spare
 from slackwater.services.aggregator.core import AggregatorCore, LockedBucket
 from slackwater.services.aggregator.effects import (
     DropBuckets,
@@ -164,11 +164,13 @@ class Orders:
             self._core.next_handle(),
             held.region.nbytes,
             slots.location_epoch,
-            version=slots.version,
+            version=slots.version if slots.initialized else 0,
             applied=slots.applied(),
             initialized=slots.initialized,
             arrived=arrived,
         )
+        if not slots.initialized and slots.version:
+            bucket.spare = Spare(slots.version, slots.version - slots.state_since)
         bucket.resized(slots.look())
         self._core.add(bucket)
         return bucket

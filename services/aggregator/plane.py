@@ -43,7 +43,7 @@ from slackwater.services.aggregator.bucket import Bucket, Key, Move, SeededState
 from slackwater.services.aggregator.core import AggregatorCore
 from slackwater.services.aggregator.departure import Departures
 from slackwater.services.aggregator.early_fold import Ahead
-from slackwater.services.aggregator.events import BucketSeeded, WorkersArrived
+from slackwater.services.aggregator.events import BucketRestored, BucketSeeded, WorkersArrived
 from slackwater.services.aggregator.executor import Outcome, Task
 from slackwater.services.aggregator.regions import Held, Regions
 from slackwater.services.aggregator.session import Session, by_number
@@ -210,7 +210,11 @@ class DataPlane:
             if session.rank < bucket.active:  # Else it is told once it counts.
                 session.done(bucket)
         else:
-            asked = bucket.offered(session.rank, offer.version, offer.applied, offer.states)
+            asked = bucket.offered(
+                session.rank, offer.version, offer.applied, offer.states, offer.wanted
+            )
+            if asked and self._begun_with_spare(bucket, held):
+                return
             for rank in asked:
                 version, only_states = bucket.asked(rank)
                 ask = SeedAsked(handle=bucket.handle, version=version, only_states=only_states)
@@ -221,12 +225,27 @@ class DataPlane:
         states = SeededStates(seed.updates, seed.elements, seed.behind)
         if held is None or not bucket.seeded(session.rank, version, states):
             return
+        updates = bucket.states_seeded.updates
+        if bucket.spare is not None:
+            updates = max(updates, bucket.spare.updates)
         held.slots.set_applied(version, bucket.applied)
-        held.slots.initialize(version, bucket.states_seeded.updates)
+        held.slots.initialize(version, updates)
         if version > 0:
             self.port.post(BucketSeeded(bucket.key, session.rank, bucket.states_seeded))
         self._tell(bucket, bucket.attached_active)
         self.leave_if_idle(bucket, held)
+
+    def _begun_with_spare(self, bucket: Bucket, held: Held) -> bool:
+        """Go on with a checkpoint's values, where no worker has newer ones."""
+        version, spare = bucket.begin_with_spare(), bucket.spare
+        if version is None or spare is None:
+            return False
+        for rank in range(bucket.plan.workers):
+            held.slots.set_pushed(rank, version)
+        held.slots.initialize(version, spare.updates + version - spare.iteration)
+        self.port.post(BucketRestored(bucket.key, spare.iteration))
+        self._tell(bucket, bucket.attached_active)
+        return True
 
     def _look_at_size(self, bucket: Bucket, held: Held) -> None:
         """Read how many ranks count in the next version: rank 0 may have written it anew. The

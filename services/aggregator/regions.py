@@ -106,6 +106,17 @@ def region_name(region: Region, slots: SlotRegion) -> str:
     return name
 
 
+def _checkpoint_of(message: HostBuckets) -> SavedJob | None:
+    """Return what the regions are filled from; None: nothing. Raises Rejected where the job is to
+    begin with a checkpoint that is not there."""
+    if message.saved:
+        try:
+            return SavedJob(Path(message.saved))
+        except Rejected as error:  # It was not saved yet.
+            _log.info("checkpoint.missing", job=message.plan.job, reason=str(error))
+    return SavedJob(Path(message.restore)) if message.restore else None
+
+
 class Regions:
     """The regions of this aggregator, by bucket. `aggregator` is its id, whose word marks it as
     owner."""
@@ -230,16 +241,15 @@ class Regions:
         that they begin with is not one of such a job)."""
         made: list[Held] = []
         try:
-            saved = None
-            if message.restore:
-                saved = await self._off_loop(SavedJob, Path(message.restore))
+            saved = await self._off_loop(_checkpoint_of, message)
             for position in new:
                 layout, epoch = message.buckets[position], message.at_epochs[position]
                 tensors = bucket_tensors(layout, message.tensors)
                 held = await self._off_loop(self._make, message.plan, layout, tensors, epoch)
                 made.append(held)
                 if saved is not None:
-                    await self._off_loop(saved.restore, held.slots, message.tensors)
+                    fill = saved.restore if message.begins else saved.stand_in
+                    await self._off_loop(fill, held.slots, message.tensors)
             await self.keep(made)
         except BaseException:
             for held in made:

@@ -1,6 +1,8 @@
 """One checkpoint of a job's buckets, on its way: what was learned, and what to ask next. Pure.
 
     looking --versions known--> copying --all copied--> writing --all durable--> done
+    looking, copying --nothing changed since the last--> done
+    copying, writing --a bucket moved--> looking
     looking, copying, writing --given up--> failed
 
 All buckets of a synchronous job are copied at one version, while they go on. Where it stands still
@@ -14,11 +16,11 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from slackwater.common.base.transitions import Story
-from slackwater.schemas.checkpoints import CheckpointPhase
+from slackwater.schemas.checkpoints import BINS, CheckpointPhase
 
 TRANSITIONS: Final[dict[CheckpointPhase, frozenset[CheckpointPhase]]] = {
-    "looking": frozenset({"copying", "failed"}),
-    "copying": frozenset({"copying", "writing", "looking", "failed"}),
+    "looking": frozenset({"copying", "done", "failed"}),
+    "copying": frozenset({"writing", "looking", "done", "failed"}),
     "writing": frozenset({"done", "looking", "failed"}),
     "done": frozenset(),
     "failed": frozenset(),
@@ -30,6 +32,20 @@ STALLED_S: Final = 2.0
 
 
 @dataclass(slots=True)
+class Saving:
+    """How far a job is that is saved now and then."""
+
+    due_s: float = 0.0
+    number: int = 0
+    updates: int | None = None
+    """Updates since all was saved; None: it was not, in this controller's life."""
+    versions: dict[int, int] = field(default_factory=dict)
+    """The versions that were found last."""
+    failure: str = ""
+    """Why the last one failed."""
+
+
+@dataclass(slots=True)
 class Checkpoint:
     """`buckets`: how many the job has; `synchronous`: all are copied at one version."""
 
@@ -38,6 +54,12 @@ class Checkpoint:
     buckets: int
     synchronous: bool
     begun_s: float
+    automatic: bool = False
+    """One of those that a job is saved by now and then."""
+    fraction: float = 1.0
+    """The part of the pieces that is written, those that changed most; 1: all."""
+    before: dict[int, int] = field(default_factory=dict)
+    """The versions that the last one of the job found."""
     phase: CheckpointPhase = "looking"
     attempt: int = 1
     version: int | None = None
@@ -52,6 +74,13 @@ class Checkpoint:
     """Bytes that each aggregator has written."""
     reason: str = ""
     ended_s: float = 0.0
+    unchanged: bool = False
+    """It is done, as nothing changed since the last one."""
+    above: int = -1
+    """The bin above which pieces are written; -1: all are."""
+    share: float = 0.0
+    distances: dict[str, Sequence[int]] = field(default_factory=dict)
+    """Aggregator -> its histogram of distances."""
     heard: set[str] = field(default_factory=set)
     """Aggregators that have answered in this attempt."""
     story: Story = field(default_factory=Story, repr=False)
@@ -94,14 +123,30 @@ class Checkpoint:
         self.copied.clear()
         self.written.clear()
         self.nbytes.clear()
+        self.distances.clear()
+
+    @property
+    def partial(self) -> bool:
+        return self.fraction < 1.0
+
+    def _end_unchanged(self, now_s: float) -> None:
+        self._become("done", "nothing changed since the last one")
+        self.unchanged, self.ended_s = True, now_s
 
     # Copies ---------------------------------------------------------------------------------------
 
     def told(
-        self, aggregator: str, buckets: Sequence[int], now: Sequence[int], copied: Sequence[bool]
+        self,
+        aggregator: str,
+        buckets: Sequence[int],
+        now: Sequence[int],
+        copied: Sequence[bool],
+        distances: Sequence[int] = (),
     ) -> None:
         """Take an aggregator's answer, in `looking` or `copying`."""
         self.heard.add(aggregator)
+        if distances:
+            self.distances[aggregator] = distances
         self.now.update(zip(buckets, now, strict=True))
         self.copied |= {b for b, is_copied in zip(buckets, copied, strict=True) if is_copied}
 
@@ -112,12 +157,21 @@ class Checkpoint:
         if newest > self._newest:
             self._newest, self._grown_s = newest, now_s
         if self.phase == "looking":
+            if self.now == self.before:
+                self._end_unchanged(now_s)
+                return False
             self._become("copying", f"versions {oldest} to {newest} are there")
-            self.version = oldest if self.synchronous else None
+            self.version = oldest if self.synchronous and not self.partial else None
             self.heard.clear()
             return True
         if len(self.copied) == self.buckets:
             self.iteration = newest if self.version is None else self.version
+            if self.partial:
+                pieces = [sum(bins) for bins in zip(*self.distances.values(), strict=True)]
+                if not sum(pieces[1:]):
+                    self._end_unchanged(now_s)
+                    return False
+                self.above, self.share = threshold(pieces, self.fraction)
             self._become("writing", f"all buckets are copied at version {self.iteration}")
             return True
         if self.version is None:
@@ -143,3 +197,17 @@ class Checkpoint:
         self._become("done", "all is durable")
         self.ended_s = now_s
         return True
+
+
+def threshold(histogram: Sequence[int], fraction: float) -> tuple[int, float]:
+    """Return the bin above which all pieces are saved, and the share of that bin that is saved,
+    too, so that this fraction of all is; never bin 0, whose pieces did not change. `histogram`:
+    pieces by bin."""
+    wanted = fraction * sum(histogram)
+    taken = 0
+    for number in range(BINS - 1, 0, -1):
+        count = histogram[number]
+        if taken + count >= wanted:
+            return number, (wanted - taken) / count if count else 0.0
+        taken += count
+    return 0, 0.0

@@ -5,6 +5,8 @@ What is known of one is not durable: after a restart the same order, which whoev
 begins it anew. A folder has all files of an iteration, or what it has of it does not count.
 """
 
+from typing import Final
+
 from slackwater.common.base.effects import StartTimer
 from slackwater.common.domains.slots.rules import RULES
 from slackwater.schemas.base import NOT_FOUND, TOO_MANY, AggregatorId, Message, Refused
@@ -21,8 +23,53 @@ from slackwater.services.controller.checkpoint import Checkpoint
 from slackwater.services.controller.keys import CheckpointDue, CopyAsked, WriteAsked
 from slackwater.services.controller.state import Job, State
 
-LOOK_S = 0.1
+LOOK_S: Final = 0.1
 """Seconds between two looks at one that waits for a version, or for a disk."""
+UPDATES_MAX: Final = 64
+"""Updates after which all is saved again: more files would be read for longer."""
+
+
+def tick(state: State, now_s: float) -> None:
+    """Begin the checkpoints that are due. The first comes as soon as a job's buckets have
+    parameters, before a failure can hurt."""
+    for job in state.living():
+        spec, saving = job.record.spec, job.saving
+        if not spec.save_to or job.record.phase in ("waiting", "hosting") or now_s < saving.due_s:
+            continue
+        if job.checkpoint is not None and not job.checkpoint.over:
+            continue
+        whole = saving.updates is None or saving.updates >= UPDATES_MAX
+        saving.number += 1
+        saving.due_s = now_s + spec.save_every_s * spec.save_fraction
+        job.checkpoint = Checkpoint(
+            request=f"saved-{saving.number}",
+            folder=spec.save_to,
+            buckets=len(job.record.buckets),
+            synchronous=job.record.plan.consistency == "synchronous",
+            begun_s=now_s,
+            automatic=True,
+            fraction=1.0 if whole else spec.save_fraction,
+            before=saving.versions,
+        )
+        pursue(state, job, now_s)
+
+
+def _ended(state: State, job: Job, made: Checkpoint, now_s: float) -> None:
+    """Note how a checkpoint ended, and tell of it."""
+    saving = job.saving
+    if made.automatic and made.phase == "done":
+        saving.versions, saving.failure = dict(made.now), ""
+        if not made.unchanged:
+            saving.updates = (saving.updates or 0) + 1 if made.partial else 0
+    if made.phase == "failed":
+        if made.automatic and saving.failure != made.reason:
+            state.tell(job, "checkpoint-failed", now_s, folder=made.folder, why=made.reason)
+        saving.failure = made.reason if made.automatic else saving.failure
+    elif not made.unchanged and not (made.automatic and saving.number > 1):
+        state.tell(
+            job, "checkpointed", now_s, iteration=str(made.iteration), folder=made.folder,
+            bytes=str(sum(made.nbytes.values())), took_s=f"{made.ended_s - made.begun_s:.3f}",
+        )  # fmt: skip
 
 
 def order(state: State, job: Job | None, asked: CheckpointJob, now_s: float) -> Message:
@@ -94,7 +141,7 @@ def pursue(state: State, job: Job, now_s: float) -> None:
         elif aggregator not in made.heard:
             message = CopyBuckets(
                 job=job.id, request=made.request, attempt=made.attempt, buckets=tuple(buckets),
-                version=made.version, look=made.phase == "looking",
+                version=made.version, look=made.phase == "looking", distances=made.partial,
             )  # fmt: skip
             key = CopyAsked(job.id, aggregator)
             state.ask_aggregator(key, "copy", aggregator, message, now_s, insist=False)
@@ -111,6 +158,9 @@ def _write(job: Job, made: Checkpoint, buckets: list[int]) -> WriteBuckets:
         parts=len(record.buckets),
         iteration=made.iteration,
         folder=made.folder,
+        keep=made.automatic,
+        above=made.above,
+        share=made.share,
     )
 
 
@@ -121,6 +171,7 @@ def copied(state: State, job: Job, aggregator: AggregatorId, answer: Message, no
         return
     if isinstance(answer, Refused) and answer.status == TOO_MANY:
         made.fail(answer.reason, now_s)
+        _ended(state, job, made, now_s)
         return
     if not isinstance(answer, BucketsCopied):
         made.begin_anew(_why(answer), now_s)
@@ -129,9 +180,11 @@ def copied(state: State, job: Job, aggregator: AggregatorId, answer: Message, no
     if len(here) != len(answer.now):
         made.begin_anew("a bucket moved", now_s)
         return
-    made.told(aggregator, here, answer.now, answer.copied)
+    made.told(aggregator, here, answer.now, answer.copied, answer.distances)
     if made.heard >= job.homes() and made.decide(now_s):
         pursue(state, job, now_s)
+    if made.over:
+        _ended(state, job, made, now_s)
 
 
 def wrote(state: State, job: Job, aggregator: AggregatorId, answer: Message, now_s: float) -> None:
@@ -144,11 +197,9 @@ def wrote(state: State, job: Job, aggregator: AggregatorId, answer: Message, now
         return
     if answer.reason:
         made.fail(answer.reason, now_s)
-    elif made.wrote(aggregator, answer.written, answer.nbytes, now_s):
-        state.tell(
-            job, "checkpointed", now_s, iteration=str(made.iteration), folder=made.folder,
-            bytes=str(sum(made.nbytes.values())), took_s=f"{made.ended_s - made.begun_s:.3f}",
-        )  # fmt: skip
+    elif not made.wrote(aggregator, answer.written, answer.nbytes, now_s):
+        return
+    _ended(state, job, made, now_s)
 
 
 def _why(answer: Message) -> str:

@@ -173,6 +173,7 @@ class Controller:
         scaling.begin(state, now_s)
         interference.tick(state, now_s)
         drains.tick(state, now_s)
+        checkpoints.tick(state, now_s)
         idle_jobs.tick(state, now_s)
         membership.lose_and_retry(state, now_s)
         feedback.recycle(state, now_s)

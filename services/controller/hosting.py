@@ -48,11 +48,22 @@ def host(state: State, job: Job, now_s: float) -> None:
             at_epochs=tuple(job.place(bucket).location_epoch for bucket in buckets),
             tensors=record.tensors,
             restore=record.spec.start_from if record.phase == "hosting" else "",
+            saved=_saved(job),
+            begins=record.phase == "hosting",
             **_turns(state, job, buckets),
         )
         state.ask_aggregator(HostAsked(job.id, aggregator), "host", aggregator, message, now_s)
     if not unconfirmed:
         _all_hosted(state, job, now_s)
+
+
+def _saved(job: Job) -> str:
+    """Return the folder whose checkpoint goes before workers' values. After its begin a job is
+    filled in from it only where no rank comes or goes and all versions are one: they are not
+    counted in a checkpoint."""
+    spec, plan = job.record.spec, job.record.plan
+    stands_in = plan.consistency == "synchronous" and not plan.active
+    return spec.save_to if stands_in or job.record.phase == "hosting" else ""
 
 
 def _confirmed(state: State, job: Job, now_s: float) -> bool:

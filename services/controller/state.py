@@ -24,7 +24,7 @@ from slackwater.schemas.cluster import AggregatorDrain, AggregatorFact, Aggregat
 from slackwater.schemas.job_events import JobEvent
 from slackwater.schemas.placement import BucketPlace, Endpoint, JobPlacement, Phase, SlotPlan
 from slackwater.schemas.telemetry import WindowMeasured
-from slackwater.services.controller.checkpoint import Checkpoint
+from slackwater.services.controller.checkpoint import Checkpoint, Saving
 from slackwater.services.controller.config import ControllerConfig
 from slackwater.services.controller.host_load import Hosts
 from slackwater.services.controller.index import Index, Whereabouts
@@ -119,6 +119,7 @@ class Job:
     """Why it never will be hosted: the checkpoint that it is to begin with does not fit."""
     checkpoint: Checkpoint | None = None
     """The one that is being made, or was last."""
+    saving: Saving = field(default_factory=Saving)
     escapes: int = 0
     """Times that it left a congested link since its speed was last above the limit."""
     window: WindowMeasured | None = None

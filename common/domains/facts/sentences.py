@@ -199,6 +199,8 @@ _JOB: Final[dict[str, Callable[[JobEvent], str]]] = {
         f"{_where(fact)}"
     ),
     "optimizer-state-lost": lambda fact: f"{fact.job} lost optimiser state: {fact.reason}",
+    "restored": lambda fact: f"{fact.job} goes on from a checkpoint: {fact.reason}",
+    "checkpoint-failed": lambda fact: f"{fact.job} is not saved: {fact.reason}",
     "checkpointed": lambda fact: (
         f"{fact.job} is saved at iteration {fact.detail['iteration']} in {fact.detail['folder']}"
     ),

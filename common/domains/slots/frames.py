@@ -114,6 +114,9 @@ class Offer(_Control, frozen=True, kw_only=True, tag="offer"):
     applied: Annotated[tuple[Count, ...], msgspec.Meta(max_length=WORKERS_MAX)] = ()
     states: HeldStates = ""
     """Whether it has the optimiser's states beside them."""
+    wanted: Count = 0
+    """The version of the job's other buckets, where this worker has no parameters but its
+    program's: a checkpoint may stand in for them."""
 
 
 class SeedAsked(_Control, frozen=True, kw_only=True, tag="seed-asked"):

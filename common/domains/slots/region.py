@@ -354,12 +354,12 @@ class SlotRegion:
         self.active = plan.workers if plan.virtual else ranks
         return ranks
 
-    def initialize(self, version: int, updates: int = 0) -> None:
+    def initialize(self, version: int, updates: int = 0, *, spare: bool = False) -> None:
         """The parameters of `version` are in place; the states are fresh (zero), or have had so
-        many updates."""
+        many updates. `spare`: they stand in, and the region stays bare."""
         self._set(STATE_SINCE, (version - updates) % 2**64)
         self._set(VERSION, version)
-        self._set(INITIALIZED, 1)
+        self._set(INITIALIZED, not spare)
 
     # A rank's block -------------------------------------------------------------------------------
 

@@ -7,6 +7,10 @@ an .npz of float32 arrays, as numpy.load reads it, without pickle:
     parameters      flat: the bucket's elements, in the order of the job's tensors
     state_0 ...     as many as the rule has, each as long (rules.py says which is which)
 
+An update has some pieces of a bucket alone, one after another in each array, and beside them
+
+    spans           [first, end) of each, int64, (pieces, 2)
+
 A job that begins with it may have other buckets: an element's place in the job's list of tensors
 is what counts.
 """
@@ -15,13 +19,19 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from zipfile import BadZipFile
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
-from slackwater.common.base.checkpoint_folder import CheckpointFolder, Part, newest_of_buckets
+from slackwater.common.base.checkpoint_folder import (
+    BUCKETS,
+    CheckpointFolder,
+    Part,
+    newest_of_buckets,
+)
 from slackwater.common.base.errors import Rejected
 from slackwater.common.domains.slots.layout import bucket_start
 from slackwater.common.domains.slots.region import SlotRegion
@@ -81,17 +91,27 @@ class BucketCopy:
         return cls(about, parameters, tuple(states))
 
     @property
-    def nbytes(self) -> int:
-        return copy_bytes(self.about.rule, self.about.elements)
+    def bytes_each(self) -> int:
+        """Bytes that it has of each element."""
+        return 4 * (1 + len(self.states))
 
-    def write(self, path: Path, tensors: Tensors, first: int) -> None:
-        """Write it as the part from element `first` on of the job's whole list of tensors. Raises
-        OSError."""
-        arrays: dict[str, Any] = {f"state_{i}": state for i, state in enumerate(self.states)}
+    def write(
+        self, path: Path, tensors: Tensors, first: int, spans: NDArray[np.int64] | None = None
+    ) -> None:
+        """Write it as the part from element `first` on of the job's whole list of tensors; `spans`:
+        only these pieces of it, as an update. Raises OSError."""
+        arrays: dict[str, Any] = {"parameters": self.parameters}
+        arrays |= {f"state_{index}": state for index, state in enumerate(self.states)}
+        if spans is not None:
+            arrays = {
+                name: np.concatenate([each[begin:end] for begin, end in spans])
+                for name, each in arrays.items()
+            }
+            arrays["spans"] = spans
         whole = msgspec.structs.replace(self.about, tensors=tensors, first=first)
         about = np.frombuffer(msgspec.json.encode(whole), np.uint8)
         with path.open("wb") as file:
-            np.savez(file, about=about, parameters=self.parameters, **arrays)
+            np.savez(file, about=about, **arrays)
 
 
 def copy_bytes(rule: str, elements: int) -> int:
@@ -99,15 +119,36 @@ def copy_bytes(rule: str, elements: int) -> int:
     return 4 * elements * (1 + RULES[rule].states)
 
 
-def read_copy(path: Path) -> BucketCopy:
-    """Raises Rejected where the file has not what a part has."""
+class Read(NamedTuple):
+    """A file's content: the pieces that it has, [first, end) within its bucket, and for each the
+    parameters and states."""
+
+    about: About
+    pieces: list[tuple[int, int, list[Floats]]]
+
+
+def read_part(path: Path) -> Read:
+    """Read a set's part, which is one piece, or an update. Raises Rejected where the file has not
+    what such a part has."""
     about = read_about(path)
     names = ["parameters", *(f"state_{index}" for index in range(RULES[about.rule].states))]
     with _opened(path) as arrays:
         found = [arrays[name] for name in names]
-    if any(each.dtype != np.float32 or each.shape != (about.elements,) for each in found):
-        raise Rejected(f"{path} has not the {about.elements} float32 elements that it says")
-    return BucketCopy(about, found[0], tuple(found[1:]))
+        spans = arrays["spans"] if "spans" in arrays else np.array([[0, about.elements]])
+    if spans.ndim != 2 or spans.shape[1] != 2 or spans.dtype != np.int64:
+        raise Rejected(f"{path}: its spans are {spans.dtype} {list(spans.shape)}, not [first, end)")
+    low, high = spans[:, 0], spans[:, 1]
+    inside = ((low >= 0) & (low < high) & (high <= about.elements)).all()
+    count = int((high - low).sum())
+    if not inside or any(each.dtype != np.float32 or each.shape != (count,) for each in found):
+        raise Rejected(f"{path} has not the {count} float32 elements that it says")
+    pieces: list[tuple[int, int, list[Floats]]] = []
+    at = 0
+    for first, end in spans.tolist():
+        upto = at + end - first
+        pieces.append((first, end, [each[at:upto] for each in found]))
+        at = upto
+    return Read(about, pieces)
 
 
 def read_about(path: Path) -> About:
@@ -129,53 +170,77 @@ def _opened(path: Path) -> Iterator[Any]:
 
 
 class SavedJob:
-    """The newest set of buckets in a folder, to begin a job with."""
+    """The newest set of buckets in a folder, and the updates after it, to begin a job with, or to
+    fill in what was lost of one."""
 
     def __init__(self, path: Path) -> None:
-        """Raises Rejected where there is none."""
+        """Raises Rejected where there is no set."""
         self._folder = CheckpointFolder(path)
-        self._parts = newest_of_buckets(path)
-        self._abouts = [read_about(path / part.file) for part in self._parts]
+        base = newest_of_buckets(path)
+        updates = self._folder.updates(base[0].iteration)
+        self._parts = [(part, read_about(path / part.file)) for part in (*base, *updates)]
+        self.version = max(about.version for _, about in self._parts)
+        """The newest that any part has."""
 
-    def restore(self, slots: SlotRegion, tensors: Tensors) -> int:
-        """Fill a fresh region: it is initialised at the checkpoint's version, as one of a job that
-        was paused. Returns the version. `tensors`: the job's whole list. Raises Rejected, and
-        leaves the region bare."""
+    def restore(self, slots: SlotRegion, tensors: Tensors) -> None:
+        """Fill a fresh region: it is initialised at `version`, as one of a job that was paused; of
+        a job whose updates are not synchronous, at its part's. `tensors`: the job's whole list.
+        Raises Rejected, and leaves the region bare."""
+        newest = self.fill(slots, tensors)
+        version = newest.version if newest.applied else self.version
+        pushed = newest.applied or (version,) * slots.plan.workers
+        for rank, iteration in enumerate(pushed):
+            slots.set_pushed(rank, iteration)
+        slots.set_applied(version, pushed)
+        slots.initialize(version, newest.updates + version - newest.version)
+
+    def stand_in(self, slots: SlotRegion, tensors: Tensors) -> None:
+        """Fill a region that was lost, which stays bare: workers may have newer values. Raises
+        Rejected."""
+        newest = self.fill(slots, tensors)
+        updates = newest.updates + self.version - newest.version
+        slots.initialize(self.version, updates, spare=True)
+
+    def fill(self, slots: SlotRegion, tensors: Tensors) -> About:
+        """Fill a bare region's buffers, both of each kind, as it is not known yet which version
+        will be there. Returns what the newest part says that is in it. Raises Rejected."""
         elements = slots.bucket.elements
         first = bucket_start(slots.bucket, tensors)
-        filled, newest = 0, self._abouts[0]
-        for part, about in zip(self._parts, self._abouts, strict=True):
+        filled, newest = 0, self._parts[0][1]
+        for part, about in self._parts:
             begin = max(first, about.first)
             end = min(first + elements, about.first + about.elements)
             if begin >= end:
                 continue
             _check(slots, tensors, about)
-            self._fill(slots, part, slice(begin - first, end - first), begin - about.first)
-            filled, newest = filled + end - begin, about
+            if part.kind == BUCKETS:
+                filled += end - begin
+            self._fill(slots, part, about.first - first)
+            newest = about
         if filled != elements:
             raise Rejected(
                 f"{self._folder.path} has {filled} of the {elements} elements of bucket "
                 f"{slots.bucket.index}"
             )
-        pushed = newest.applied or (newest.version,) * slots.plan.workers
-        for rank, iteration in enumerate(pushed):
-            slots.set_pushed(rank, iteration)
-        slots.set_applied(newest.version, pushed)
-        slots.initialize(newest.version, newest.updates)
-        return newest.version
+        return newest
 
-    def _fill(self, slots: SlotRegion, part: Part, into: slice, begin: int) -> None:
-        """Copy what a part has from its element `begin` on."""
+    def _fill(self, slots: SlotRegion, part: Part, offset: int) -> None:
+        """Copy what a part has of the bucket, whose first element is number -`offset` of the
+        part's."""
         if why := self._folder.damage(part):
             raise Rejected(
                 f"{self._folder.path}: {why}; remove iteration {part.iteration} there to begin "
                 "with the one before"
             )
-        copy = read_copy(self._folder.path / part.file)
-        theirs, version = slice(begin, begin + into.stop - into.start), copy.about.version
-        copy_into(slots.parameters(version)[into], copy.parameters[theirs])
-        for index, state in enumerate(copy.states):
-            copy_into(slots.state(version, index)[into], state[theirs])
+        for first, end, arrays in read_part(self._folder.path / part.file).pieces:
+            low, high = max(0, first + offset), min(slots.bucket.elements, end + offset)
+            if low >= high:
+                continue
+            theirs = slice(low - offset - first, high - offset - first)
+            for parity in range(2):
+                copy_into(slots.parameters(parity)[low:high], arrays[0][theirs])
+                for index, state in enumerate(arrays[1:]):
+                    copy_into(slots.state(parity, index)[low:high], state[theirs])
 
 
 def _check(slots: SlotRegion, tensors: Tensors, about: About) -> None:

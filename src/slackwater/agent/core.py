@@ -68,6 +68,7 @@ class _Bucket:
     held: int = -1
     """-1: none but the program's own initial values, which count as version 0."""
     attached_before: bool = False
+    granted_before: bool = False
     arrivals: int = len(_ARRIVAL_WAITS_S)
     """Attempts to attach since the last redirect."""
     asked: tuple[Stage, BucketPlace, int, int] | None = None
@@ -93,6 +94,9 @@ class AgentCore:
         self._locate_failures = 0
         self._layout_epoch = -1
         self._synchronous = True
+        self._unseen = 0
+        """Buckets that this process was never granted. Until there is none left, it does not know
+        whether the job began already."""
 
     # Questions of the shell -----------------------------------------------------------------------
 
@@ -152,6 +156,7 @@ class AgentCore:
                 _Bucket(layout.index, place)
                 for layout, place in zip(located.buckets, located.places, strict=True)
             ]
+            self._unseen = len(self._buckets)
         elif located.plan.layout_epoch != self._layout_epoch:
             return [
                 Fail(
@@ -272,10 +277,17 @@ class AgentCore:
         bucket.handle, bucket.arrivals = granted.handle, len(_ARRIVAL_WAITS_S)
         bucket.place = BucketPlace(aggregator=aggregator, location_epoch=granted.location_epoch)
         self._by_handle[aggregator, granted.handle] = bucket
-        if not granted.initialized:
+        first, bucket.granted_before = not bucket.granted_before, True
+        self._unseen -= first
+        if granted.initialized:
+            effects = self._complete(bucket, granted.version, pushed)
+        else:
             bucket.stage = "offered"
-            return [_offer(bucket)]
-        return self._complete(bucket, granted.version, pushed)
+            effects = [self._offer(bucket)] if self._may_offer(bucket) else []
+        if first and self._unseen == 0:
+            waiting = (each for each in self._buckets if each.stage == "offered" and each.held < 0)
+            effects += [self._offer(each) for each in waiting if each is not bucket]
+        return effects
 
     def done(self, aggregator: AggregatorId, done: Done) -> list[AgentAction]:
         """The pull response: `version` is complete."""
@@ -339,7 +351,7 @@ class AgentCore:
                 case "ready":
                     effects.append(self._ring(bucket))
                 case "offered":
-                    effects.append(_offer(bucket))
+                    effects += [self._offer(bucket)] if self._may_offer(bucket) else []
                 case "asked" | "detached":
                     bucket.stage = "detached"
                     again.add(where)
@@ -427,7 +439,13 @@ class AgentCore:
     def _ring(self, bucket: _Bucket) -> Ring:
         return Ring(bucket.place.aggregator, bucket.index, bucket.handle, bucket.iteration)
 
+    def _may_offer(self, bucket: _Bucket) -> bool:
+        """Say whether it is known which version the bucket lacks: a process without parameters
+        learns it from the other buckets."""
+        return bucket.held >= 0 or self._unseen == 0
 
-def _offer(bucket: _Bucket) -> MakeOffer:
-    where = bucket.place.aggregator
-    return MakeOffer(where, bucket.index, bucket.handle, max(bucket.held, 0))
+    def _offer(self, bucket: _Bucket) -> MakeOffer:
+        ready = [each.version for each in self._buckets if each.stage == "ready"]
+        wanted = max(ready, default=0) if self._synchronous and bucket.held < 0 else 0
+        where = bucket.place.aggregator
+        return MakeOffer(where, bucket.index, bucket.handle, max(bucket.held, 0), wanted)

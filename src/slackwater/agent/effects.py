@@ -41,12 +41,14 @@ class Send(Action):
 
 @dataclass(frozen=True, slots=True)
 class MakeOffer(Action):
-    """Say that this worker could fill the bare region with what it has."""
+    """Say that this worker could fill the bare region with what it has; `wanted`: the version that
+    the job's other buckets have, where it has no parameters."""
 
     aggregator: AggregatorId
     bucket: int
     handle: int
     version: int
+    wanted: int = 0
 
 
 @dataclass(frozen=True, slots=True)

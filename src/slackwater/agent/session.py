@@ -350,7 +350,7 @@ class Session:
         self.buckets[effect.bucket].iteration = effect.iteration
 
     def _make_offer(self, effect: MakeOffer) -> None:
-        offer = self.buckets[effect.bucket].offer(effect.handle, effect.version)
+        offer = self.buckets[effect.bucket].offer(effect.handle, effect.version, effect.wanted)
         self._send(effect.aggregator, encode_control(offer))
 
     def _refuse(self, effect: Refuse) -> None:

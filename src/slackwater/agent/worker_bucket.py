@@ -181,9 +181,11 @@ class WorkerBucket:
         self.buffer(0)
         return self.staging.applied[self.version & 1]
 
-    def offer(self, handle: int, version: int) -> Offer:
+    def offer(self, handle: int, version: int, wanted: int) -> Offer:
         states: HeldStates = "whole" if self.kept_states() else "parts" if self.copies.parts else ""
-        return Offer(handle=handle, version=version, applied=self.contained, states=states)
+        return Offer(
+            handle=handle, version=version, applied=self.contained, states=states, wanted=wanted
+        )
 
     def kept_states(self) -> tuple[int, list[Floats]] | None:
         """Return the optimiser's states in a mapped region that was lost, as of `version`, and how

@@ -42,6 +42,9 @@ from slackwater.cli.submit_options import (
     Preferred,
     Processes,
     Restarts,
+    SaveEvery,
+    SaveFraction,
+    SaveTo,
     Servers,
     Sharing,
     Staleness,
@@ -131,6 +134,9 @@ def submit(
     grace_s: Grace = 0.0,
     checkpoint: Checkpoint = None,
     start_from: From = None,
+    save_to: SaveTo = None,
+    save_every: SaveEvery = "",
+    save_fraction: SaveFraction = 1.0,
     env: Env = None,
     time_limit: TimeLimit = "",
     hang_timeout: HangTimeout = "",
@@ -248,6 +254,7 @@ def _with_options(
         fields["checkpoint"] = str(options["checkpoint"].absolute())
     if options["start_from"] is not None:
         fields["start_from"] = begun_with(options["start_from"])
+    fields |= _saves(spec, options)
     if sent.venv is not None:
         fields["venv"] = sent.venv.digest
     if sent.code is not None:
@@ -271,6 +278,20 @@ def environment(given: Iterable[str], own: Mapping[str, str]) -> dict[str, str]:
             raise Usage(f"--env {name}: you have no such variable; give {name}=VALUE")
         found[name] = value if sign else own[name]
     return found
+
+
+def _saves(spec: JobSpec, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of the options about how aggregators save it. Raises Usage."""
+    fields: dict[str, Any] = {}
+    if options["save_to"] is not None:
+        fields["save_to"] = str(options["save_to"].absolute())
+    if options["save_every"]:
+        fields["save_every_s"] = seconds(options["save_every"], "--save-every")
+    if options["save_fraction"] < 1.0:
+        fields["save_fraction"] = options["save_fraction"]
+    if fields and not (spec.save_to or "save_to" in fields):
+        raise Usage("--save-every and --save-fraction say how it is saved: add --save-to FOLDER")
+    return fields
 
 
 def begun_with(folder: Path) -> str:

@@ -286,6 +286,31 @@ From = Annotated[
         rich_help_panel=_STOPS,
     ),
 ]
+SaveTo = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER",
+        help="Have its aggregators, which see that folder, save its parameters and optimiser "
+        "states there now and then.",
+        rich_help_panel=_STOPS,
+    ),
+]
+SaveEvery = Annotated[
+    str,
+    typer.Option(
+        help="How long it takes until all is saved once, for example 5m; by default 1m.",
+        rich_help_panel=_STOPS,
+    ),
+]
+SaveFraction = Annotated[
+    float,
+    typer.Option(
+        min=0.001,
+        max=1,
+        help="The part that is saved at a time, so much more often: what changed most.",
+        rich_help_panel=_STOPS,
+    ),
+]
 Env = Annotated[
     list[str] | None,
     typer.Option(
