@@ -46,7 +46,7 @@ def _restored(aggregator: str, bucket: Bucket, iteration: int, now_s: float) -> 
     """Tell that a checkpoint's values stand in for all that was lost of a bucket."""
     (job, index), version = bucket.key, bucket.version
     behind = version - iteration
-    age = f", {behind} iteration{'s' * (behind > 1)} old" if behind else ""
+    age = f", {behind} iteration{'s' * (behind > 1)} old," if behind else ""
     told = JobEvent(
         job=job,
         fact="restored",

@@ -85,6 +85,7 @@ async def test_a_job_begun_from_a_checkpoint_ends_with_the_same_bits(tmp_path: P
     assert (parts[0].iteration, len(parts)) == (iterations[2], made[2].buckets)
 
 
+@pytest.mark.slow  # Half a minute: two jobs each, and every aggregator is killed.
 @pytest.mark.parametrize("point", ["aggregator.checkpoint.before", "aggregator.checkpoint.after"])
 async def test_aggregators_that_are_killed_while_they_save_lose_nothing(
     tmp_path: Path, point: str

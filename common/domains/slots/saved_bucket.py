@@ -15,11 +15,14 @@ A job that begins with it may have other buckets: an element's place in the job'
 is what counts.
 """
 
+import struct
+import tokenize
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 from zipfile import BadZipFile
 
 import msgspec
@@ -39,6 +42,12 @@ from slackwater.common.domains.slots.rules import RULES, Floats
 from slackwater.common.transport.gpu import copy_into
 from slackwater.schemas.jobs import Consistency, TensorSpec
 from slackwater.schemas.placement import Tensors
+
+_UNREADABLE: Final = (
+    OSError, ValueError, KeyError, EOFError, MemoryError, SyntaxError, RuntimeError, struct.error,
+    tokenize.TokenError, zlib.error, BadZipFile, msgspec.MsgspecError,
+)  # fmt: skip
+"""What a file that is none of ours, or has other bytes than were written, makes a reader raise."""
 
 
 class About(msgspec.Struct, frozen=True, kw_only=True):
@@ -165,7 +174,7 @@ def _opened(path: Path) -> Iterator[Any]:
     try:
         with np.load(path, allow_pickle=False) as arrays:
             yield arrays
-    except (OSError, ValueError, KeyError, EOFError, BadZipFile, msgspec.MsgspecError) as error:
+    except _UNREADABLE as error:
         raise Rejected(f"{path} is not a part of a checkpoint: {error}") from error
 
 

@@ -18,7 +18,14 @@ from slackwater.common.domains.slots.frames import HeldStates
 from slackwater.schemas.base import AggregatorId, JobId
 from slackwater.schemas.jobs import UpdateRule
 from slackwater.schemas.placement import BucketLayout, Endpoint, JobPlan
-from slackwater.services.aggregator.bucket import TRANSITIONS, Bucket, Move, SeededStates, Verdict
+from slackwater.services.aggregator.bucket import (
+    TRANSITIONS,
+    Bucket,
+    Move,
+    SeededStates,
+    Spare,
+    Verdict,
+)
 
 PLAN = JobPlan(
     job=JobId("j1"),
@@ -34,6 +41,15 @@ MOVE = Move("m1", 8, Endpoint(aggregator=AggregatorId("a2"), addresses=()))
 
 def bucket(**options: Any) -> Bucket:
     return Bucket(PLAN, LAYOUT, 1, 4096, 7, **options)
+
+
+def stood_in(iteration: int = 40, updates: int = 38) -> Bucket:
+    """One that a checkpoint has filled, which all three workers attached."""
+    bare = bucket()
+    bare.spare = Spare(iteration, updates)
+    for rank in range(3):
+        bare.attach(rank, rank + 10)
+    return bare
 
 
 def ready(version: int = 5) -> Bucket:
@@ -53,6 +69,35 @@ def test_the_newest_version_of_the_lowest_rank_seeds_once_all_have_offered() -> 
     assert bare.seeded(1, 9)
     assert (bare.phase, bare.version) == ("ready", 9)
     assert not bare.seeded(1, 9)
+
+
+def test_a_checkpoint_stands_in_where_no_worker_has_parameters() -> None:
+    """At the version of the job's other buckets, which one of the workers knows."""
+    bare = stood_in()
+    assert bare.offered(0, 0, wanted=0) == ()
+    assert bare.offered(1, 0, wanted=43) == ()
+    assert bare.begin_with_spare() is None, "one has not said what it has"
+    assert bare.offered(2, 0, wanted=43) == (0,)
+    assert bare.begin_with_spare() == 43
+    assert (bare.phase, bare.version) == ("ready", 43)
+    bare.check_invariants()
+    alone = stood_in()
+    for rank in range(3):
+        alone.offered(rank, 0)
+    assert alone.begin_with_spare() == 40, "all of the job was lost: nobody knows a newer one"
+
+
+def test_a_checkpoint_is_left_for_what_a_worker_has() -> None:
+    bare = stood_in()
+    for rank, version in enumerate((0, 41, 0)):
+        bare.offered(rank, version)
+    assert bare.begin_with_spare() is None
+    assert bare.seeded(1, 41)
+    without = stood_in()
+    without.spare = None
+    for rank in range(3):
+        without.offered(rank, 0)
+    assert without.begin_with_spare() is None
 
 
 def test_a_worker_with_the_states_seeds_before_one_of_a_lower_rank() -> None:
@@ -365,6 +410,12 @@ class AnyLife(RuleBasedStateMachine):
     def offer(self, version: int, ranks: tuple[int, ...], states: HeldStates) -> None:
         for rank in ranks:
             self.bucket.offered(rank, version, states=states)
+
+    @rule(stands_in=st.booleans())
+    def begin_with_spare(self, stands_in: bool) -> None:
+        self.bucket.spare = Spare(1, 1) if stands_in else None
+        if (version := self.bucket.begin_with_spare()) is not None:
+            self.pushed = [version] * 3
 
     @rule(version=st.integers(0, 2), wanted=st.booleans())
     def seed(self, version: int, wanted: bool) -> None:
