@@ -74,6 +74,7 @@ class BucketsCopied(Message, kw_only=True, frozen=True, tag="bucket.copied"):
     """The answer."""
 
     aggregator: AggregatorId
+    attempt: Count
     now: Versions
     """The version that each bucket has."""
     copied: Annotated[tuple[bool, ...], msgspec.Meta(max_length=BUCKETS_MAX)]
@@ -109,6 +110,7 @@ class BucketsWritten(Message, kw_only=True, frozen=True, tag="bucket.written"):
     """The answer: what is durable, and what stands against the rest, if anything."""
 
     aggregator: AggregatorId
+    attempt: Count
     written: Indices
     lacking: Indices = ()
     """Buckets of which no copy of this attempt is here."""

@@ -142,6 +142,8 @@ class Bucket:
         self._attempts = [0] * plan.workers
         """The number of the newest process of each rank that came here."""
         self.parts = Parts(plan.workers, layout.elements)
+        self.came_at = version
+        """The version that it came here with, or was filled with: buffers have none before it."""
         self.copying: Copying | None = None
         """The order to copy it for a checkpoint."""
         self.saved: Floats | None = None
@@ -271,7 +273,8 @@ class Bucket:
             return None
         if any(map(self._contained, self._offers)):
             return None
-        self.version = max(offer.wanted for offer in self._offers.values()) or self.spare.iteration
+        wanted = max(offer.wanted for offer in self._offers.values())
+        self.version = self.came_at = wanted or self.spare.iteration
         self._become("ready", f"a checkpoint of iteration {self.spare.iteration} is in it")
         self._awaited.clear()
         self._offers.clear()
@@ -301,7 +304,7 @@ class Bucket:
             return False
         assert self._seeder is not None
         self._become("ready", f"rank {self._seeder} seeded it")
-        self.version = version
+        self.version = self.came_at = version
         contained = self._offers[self._seeder].applied or (0,) * self.plan.workers
         self.applied = list(map(max, contained, self._done))
         self._offers.clear()
@@ -437,7 +440,7 @@ class Bucket:
     def found(self, version: int, initialized: bool, applied: Sequence[int] = ()) -> None:
         """While it was on its way: what the region's words say now. Another aggregator may have
         written them since they were read here."""
-        self.version, self._was_ready = version, initialized
+        self.version, self.came_at, self._was_ready = version, version, initialized
         self.applied = list(applied) or self.applied
 
     def thaw(self, location_epoch: int) -> None:

@@ -89,13 +89,16 @@ class Checkpoints:
                 return CheckpointTold(effect.token, Refused(reason=str(error), code=TOO_MANY))
             for (bucket, held), order in zip(found, orders, strict=True):
                 if bucket.phase in ("ready", "folding"):
-                    await self._off_loop(order.copying.look, held.slots, bucket.parts)
+                    await self._off_loop(
+                        order.copying.look, held.slots, bucket.parts, bucket.came_at
+                    )
         copied = [self._is_copied(message, bucket) for bucket, _ in found]
         bins: tuple[int, ...] = ()
         if message.distances and all(copied):
             bins = await self._histogram([bucket for bucket, _ in found])
         answer = BucketsCopied(
             aggregator=self._core.id,
+            attempt=message.attempt,
             now=tuple(held.slots.version for _, held in found),
             copied=tuple(copied),
             distances=bins,
@@ -188,9 +191,13 @@ class Checkpoints:
                 first = bucket_start(layout, message.tensors)
                 self._tasks.spawn(self._write(message, layout.index, first, order))
         answer = BucketsWritten(
-            aggregator=self._core.id, written=tuple(written), lacking=tuple(lacking),
-            nbytes=nbytes, reason=reason,
-        )  # fmt: skip
+            aggregator=self._core.id,
+            attempt=message.attempt,
+            written=tuple(written),
+            lacking=tuple(lacking),
+            nbytes=nbytes,
+            reason=reason,
+        )
         return CheckpointTold(effect.token, answer)
 
     async def _write(self, message: WriteBuckets, index: int, first: int, order: _Order) -> None:

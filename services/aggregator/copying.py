@@ -35,19 +35,22 @@ class Copying:
         if self.copy is None and self.version in (None, slots.version):
             self.copy = BucketCopy.of(slots, slots.version)
 
-    def look(self, slots: SlotRegion, parts: Parts) -> None:
-        """Copy the version where it stands still, in any thread."""
+    def look(self, slots: SlotRegion, parts: Parts, came_at: int) -> None:
+        """Copy the version where it stands still, in any thread. `came_at`: the version that the
+        bucket came here with; its other buffers may hold anything then."""
         version = slots.version if self.version is None else self.version
-        if self.copy is not None or not _still(slots, parts, version):
+        if self.copy is not None or not _still(slots, parts, version, came_at):
             return
         copy = BucketCopy.of(slots, version)
-        if _still(slots, parts, version) and self.copy is None:
+        if _still(slots, parts, version, came_at) and self.copy is None:
             self.copy = copy
 
 
-def _still(slots: SlotRegion, parts: Parts, version: int) -> bool:
+def _still(slots: SlotRegion, parts: Parts, version: int, came_at: int) -> bool:
     """Say whether nobody writes to the buffers of `version` before a later push comes."""
     newest = slots.version
     if not slots.initialized or newest not in (version, version + 1):
         return False
-    return newest == version or not (parts.begun or max(slots.all_pushed()) > newest)
+    if newest == version:
+        return True
+    return version >= came_at and not (parts.begun or max(slots.all_pushed()) > newest)

@@ -29,6 +29,8 @@ ATTEMPTS_MAX: Final = 64
 AHEAD_MAX: Final = 4096
 STALLED_S: Final = 2.0
 """Seconds without a new version after which a job is taken to stand still."""
+BETWEEN_S: Final = 10.0
+"""Seconds after which one is given up that stands still in the middle of an iteration."""
 
 
 @dataclass(slots=True)
@@ -54,6 +56,8 @@ class Checkpoint:
     buckets: int
     synchronous: bool
     begun_s: float
+    life: int = 0
+    """The controller's epoch: what an earlier one ordered under the same name is another order."""
     automatic: bool = False
     """One of those that a job is saved by now and then."""
     fraction: float = 1.0
@@ -61,7 +65,7 @@ class Checkpoint:
     before: dict[int, int] = field(default_factory=dict)
     """The versions that the last one of the job found."""
     phase: CheckpointPhase = "looking"
-    attempt: int = 1
+    attempts: int = 1
     version: int | None = None
     """What is copied; None: not known yet, or each as it is."""
     iteration: int = 0
@@ -115,15 +119,20 @@ class Checkpoint:
             self.version = None
 
     def _next_attempt(self, now_s: float) -> None:
-        if self.attempt >= ATTEMPTS_MAX:
-            self.fail(f"no version could be copied in {self.attempt} attempts", now_s)
+        if self.attempts >= ATTEMPTS_MAX:
+            self.fail(f"no version could be copied in {self.attempts} attempts", now_s)
             return
-        self.attempt += 1
+        self.attempts += 1
         self.heard.clear()
         self.copied.clear()
         self.written.clear()
         self.nbytes.clear()
         self.distances.clear()
+
+    @property
+    def attempt(self) -> int:
+        """The name of this attempt, which no other order of the job had."""
+        return self.life * (ATTEMPTS_MAX + 1) + self.attempts
 
     @property
     def partial(self) -> bool:
@@ -177,6 +186,13 @@ class Checkpoint:
         if self.version is None:
             return False
         stalled = now_s - self._grown_s >= STALLED_S
+        if now_s - self._grown_s >= BETWEEN_S and newest > oldest == self.version:
+            self.fail(
+                f"the job stands still between versions {oldest} and {newest}, and not all buckets "
+                f"have {oldest} any more; let it train on, and try again",
+                now_s,
+            )
+            return False
         if newest > self.version + 1 or (stalled and oldest != self.version):
             self._next_attempt(now_s)
             if not self.over:

@@ -47,6 +47,7 @@ def tick(state: State, now_s: float) -> None:
             buckets=len(job.record.buckets),
             synchronous=job.record.plan.consistency == "synchronous",
             begun_s=now_s,
+            life=state.epoch,
             automatic=True,
             fraction=1.0 if whole else spec.save_fraction,
             before=saving.versions,
@@ -99,6 +100,7 @@ def order(state: State, job: Job | None, asked: CheckpointJob, now_s: float) -> 
         buckets=len(record.buckets),
         synchronous=record.plan.consistency == "synchronous",
         begun_s=now_s,
+        life=state.epoch,
     )
     pursue(state, job, now_s)
     return progress(job, job.checkpoint, now_s)
@@ -169,6 +171,8 @@ def copied(state: State, job: Job, aggregator: AggregatorId, answer: Message, no
     made = job.checkpoint
     if made is None or made.phase not in ("looking", "copying"):
         return
+    if isinstance(answer, BucketsCopied) and answer.attempt != made.attempt:
+        return  # It is late.
     if isinstance(answer, Refused) and answer.status == TOO_MANY:
         made.fail(answer.reason, now_s)
         _ended(state, job, made, now_s)
@@ -192,6 +196,8 @@ def wrote(state: State, job: Job, aggregator: AggregatorId, answer: Message, now
     made = job.checkpoint
     if made is None or made.phase != "writing":
         return
+    if isinstance(answer, BucketsWritten) and answer.attempt != made.attempt:
+        return  # It is late.
     if not isinstance(answer, BucketsWritten) or answer.lacking:
         made.begin_anew(f"{aggregator} has not all copies any more", now_s)
         return

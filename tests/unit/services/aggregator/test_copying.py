@@ -46,8 +46,16 @@ def test_a_bucket_that_stands_still_has_its_version_and_the_one_before(
     wanted: int | None, found: int | None
 ) -> None:
     copying = Copying("r", 1, wanted)
-    copying.look(at(8), Parts(2, 64))
+    copying.look(at(8), Parts(2, 64), 0)
     assert copied(copying) == found
+
+
+def test_the_version_before_is_not_taken_of_a_bucket_that_came_after_it() -> None:
+    """What came from another host, or from a worker, has filled one of its two buffers."""
+    for came_at, found in ((7, 7), (8, None)):
+        copying = Copying("r", 1, 7)
+        copying.look(at(8), Parts(2, 64), came_at)
+        assert copied(copying) == found
 
 
 def test_the_version_before_is_not_taken_once_the_next_one_begins() -> None:
@@ -55,16 +63,16 @@ def test_the_version_before_is_not_taken_once_the_next_one_begins() -> None:
     slots, parts = at(8), Parts(2, 64)
     slots.set_pushed(1, 9)
     copying = Copying("r", 1, 7)
-    copying.look(slots, parts)
+    copying.look(slots, parts, 0)
     assert copied(copying) is None
     slots.set_pushed(1, 8)
     parts.arrived(0, 32)
     parts.arrived(1, 32)
     assert parts.ready(9, [8, 8]) is not None, "the first half of the next version may be folded"
-    copying.look(slots, parts)
+    copying.look(slots, parts, 0)
     assert copied(copying) is None
     parts.take()
-    copying.look(slots, parts)
+    copying.look(slots, parts, 0)
     assert copied(copying) == 7
 
 
@@ -79,7 +87,7 @@ def test_a_copy_that_was_overtaken_does_not_count(monkeypatch: pytest.MonkeyPatc
         return original(self, version)
 
     monkeypatch.setattr(SlotRegion, "parameters", overtaken)
-    copying.look(slots, Parts(2, 64))
+    copying.look(slots, Parts(2, 64), 0)
     assert copying.copy is None
 
 
@@ -93,5 +101,5 @@ def test_the_thread_that_commits_takes_exactly_the_version_that_is_wanted() -> N
 def test_a_bare_region_has_nothing_to_copy() -> None:
     memory = bytearray(SlotRegion.nbytes_of(PLAN, LAYOUT, TENSORS))
     copying = Copying("r", 1, None)
-    copying.look(SlotRegion.format(memory, PLAN, LAYOUT, TENSORS, 0), Parts(2, 64))
+    copying.look(SlotRegion.format(memory, PLAN, LAYOUT, TENSORS, 0), Parts(2, 64), 0)
     assert copying.copy is None

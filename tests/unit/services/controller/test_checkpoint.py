@@ -113,12 +113,27 @@ def test_a_job_that_stands_still_short_of_the_version_is_copied_as_it_stands() -
     assert made.version == 9
 
 
+def test_a_job_that_stands_still_in_the_middle_of_an_iteration_is_given_up() -> None:
+    """One of its buckets came to its aggregator after the version that the others have."""
+    made = checkpoint(2)
+    made.told("a1", [0, 1], [7, 8], [False, False])
+    made.decide(0.0)
+    for now_s in (0.1, 9.0):
+        made.told("a1", [0, 1], [7, 8], [True, False])
+        assert not made.decide(now_s)
+    assert made.phase == "copying"
+    made.told("a1", [0, 1], [7, 8], [True, False])
+    made.decide(10.5)
+    assert made.phase == "failed"
+    assert "stands still between versions 7 and 8" in made.reason
+
+
 def test_a_bucket_that_moved_begins_it_anew_and_at_last_fails_it() -> None:
     made = checkpoint(1)
     for attempt in range(1, ATTEMPTS_MAX):
         made.told("a1", [0], [5], [False])
         assert made.decide(0.0)
-        assert (made.attempt, made.phase) == (attempt, "copying")
+        assert (made.attempts, made.phase) == (attempt, "copying")
         made.begin_anew("a bucket moved", 0.0)
         assert not made.heard
     made.told("a1", [0], [5], [False])
