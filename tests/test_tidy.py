@@ -59,8 +59,8 @@ PURE_BANNED = {
 calls passes the source."""
 
 SHELLS = {
-    "aggregator": {"executor", "fold_threads", "migration", "orders", "plane", "regions",
-                   "session"},
+    "aggregator": {"checkpoints", "executor", "fold_threads", "migration", "orders", "plane",
+                   "regions", "session"},
     "controller": set(),
     "master": {"fact_stream", "hook"},
     "profiler": set(),

@@ -149,7 +149,7 @@ class Bucket:
         self.saved: Floats | None = None
         """Parameters as they were saved last, piece by piece."""
         self.spare: Spare | None = None
-        """What a checkpoint has filled its bare region with."""
+        """The checkpoint that has filled its bare region."""
         self.move: Move | None = None
         self._folding: int | None = None
         """The rank whose push is being applied by itself, or was last."""

@@ -67,7 +67,7 @@ class Checkpoint:
     phase: CheckpointPhase = "looking"
     attempts: int = 1
     version: int | None = None
-    """What is copied; None: not known yet, or each as it is."""
+    """The version to copy; None: not known yet, or each as it is."""
     iteration: int = 0
     """The name that the files get."""
     now: dict[int, int] = field(default_factory=dict)

@@ -158,7 +158,7 @@ def _judge(state: State, drain: AggregatorDrain, now_s: float) -> None:
 
 _THEN: Final = (
     "goes on there if the aggregator comes back with its memory, else begins anew elsewhere from "
-    "the workers' parameters, without optimiser state"
+    "what its workers, and its checkpoint if it is saved, have"
 )
 
 

@@ -5,6 +5,7 @@ import signal
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -30,11 +31,11 @@ SPEC: JobSpec = workload().jobs[0].spec
 
 @asynccontextmanager
 async def cluster_of(
-    aggregators: int, environment: dict[str, dict[str, str]] | None = None
+    aggregators: int, environment: dict[str, dict[str, str]] | None = None, **aggregator: Any
 ) -> AsyncIterator[tuple[EmbeddedCluster, Client]]:
     options = ClusterOptions(
         controllers=1, aggregators=aggregators, cpu_share=0.15, transport="auto",
-        environment=environment or {},
+        environment=environment or {}, aggregator=aggregator,
     )  # fmt: skip
     async with EmbeddedCluster(options) as cluster, connect(cluster.url, "test") as client:
         yield cluster, client
@@ -83,6 +84,23 @@ async def test_a_job_begun_from_a_checkpoint_ends_with_the_same_bits(tmp_path: P
     assert mismatch(second) is None, "its states are as at the checkpoint, to the bit"
     parts = newest_of_buckets(tmp_path)
     assert (parts[0].iteration, len(parts)) == (iterations[2], made[2].buckets)
+
+
+async def test_a_job_whose_buckets_are_on_a_device_is_saved_and_begun_from_there(
+    tmp_path: Path,
+) -> None:
+    """A device that plays a GPU: copies come from it, and regions on it are filled."""
+    async with cluster_of(2, device="fake") as (_, client):
+        await client.submit(SPEC)
+        await under_way(client)
+        made = await saved(client, SPEC.id, tmp_path, "r")
+        first = await reaches(client, SPEC.id, "completed")
+        again = msgspec.structs.replace(SPEC, id="again", start_from=str(tmp_path))
+        await client.submit(again)
+        second = await reaches(client, "again", "completed")
+    assert (made.phase, 0 < made.iteration < SPEC.iterations) == ("done", True), made
+    assert mismatch(first) is None
+    assert mismatch(second) is None
 
 
 @pytest.mark.slow  # Half a minute: two jobs each, and every aggregator is killed.

@@ -47,11 +47,11 @@ _UNREADABLE: Final = (
     OSError, ValueError, KeyError, EOFError, MemoryError, SyntaxError, RuntimeError, struct.error,
     tokenize.TokenError, zlib.error, BadZipFile, msgspec.MsgspecError,
 )  # fmt: skip
-"""What a file that is none of ours, or has other bytes than were written, makes a reader raise."""
+"""Raised by readers of a file that is none of ours, or has other bytes than were written."""
 
 
 class About(msgspec.Struct, frozen=True, kw_only=True):
-    """What a part says of itself, beside its arrays."""
+    """The description of a part, beside its arrays."""
 
     job: str
     tensors: Tensors

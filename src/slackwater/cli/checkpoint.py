@@ -53,20 +53,7 @@ def checkpoint(
             an_id("--id", request)
     order, where = request or f"checkpoint-{secrets.token_hex(4)}", str(folder.absolute())
 
-    async def follow(client: Client) -> CheckpointProgress:
-        clock = client.clock
-        begun_s = told_s = clock.now_s()
-        while True:
-            made = await client.checkpoint(id, order, where)
-            now_s = clock.now_s()
-            if made.phase in ("done", "failed") or (timeout and now_s - begun_s >= timeout):
-                return made
-            if now_s - told_s >= TOLD_S:
-                told_s = now_s
-                err.print(_on_its_way(made), markup=False)
-            await asyncio.sleep(POLL_S)
-
-    made = with_client(url, follow)
+    made = with_client(url, lambda client: _follow(client, id, order, where, timeout))
     if json:
         print_json(made)
     if made.phase == "failed":
@@ -83,6 +70,23 @@ def checkpoint(
             "--from` finds it where they do",
             markup=False,
         )
+
+
+async def _follow(
+    client: Client, id: str, order: str, where: str, timeout_s: float
+) -> CheckpointProgress:
+    """Give the order, and ask how far it is until it is over, or the time is (0: no limit)."""
+    clock = client.clock
+    begun_s = told_s = clock.now_s()
+    while True:
+        made = await client.checkpoint(id, order, where)
+        now_s = clock.now_s()
+        if made.phase in ("done", "failed") or (timeout_s and now_s - begun_s >= timeout_s):
+            return made
+        if now_s - told_s >= TOLD_S:
+            told_s = now_s
+            err.print(_on_its_way(made), markup=False)
+        await asyncio.sleep(POLL_S)
 
 
 def _on_its_way(made: CheckpointProgress) -> str:

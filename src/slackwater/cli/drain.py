@@ -133,6 +133,6 @@ def _show(progress: DrainProgress) -> None:
         )
     if drain.state == "late":
         err.print(
-            "what is left goes on leaving; when the machine goes it begins anew elsewhere from the "
-            "workers' parameters, without optimiser state"
+            "what is left goes on leaving; when the machine goes it begins anew elsewhere from "
+            "what its workers, and its checkpoint if it is saved, have"
         )

@@ -151,14 +151,18 @@ def submit(
     """
     options = {**locals()}
     with reported():
-        options |= _what_runs(context, job_file or [], file)
-        asked = _asked(context, options)
-        sent = _sent(asked, workdir, venv)
-        spec = checked(_with_options(asked, context, options, sent))
+        spec, sent = _made(context, options | _what_runs(context, job_file or [], file))
     _store(spec, sent, url, json, wait)
 
 
 submit.command_class = CommandAfterDashes  # type: ignore[attr-defined]
+
+
+def _made(context: typer.Context, options: Mapping[str, Any]) -> tuple[JobSpec, Sent]:
+    """Make the job, and pack what it takes to the nodes. Raises Usage."""
+    asked = _asked(context, options)
+    sent = _sent(asked, options["workdir"], options["venv"])
+    return checked(_with_options(asked, context, options, sent)), sent
 
 
 def _what_runs(context: typer.Context, words: list[str], file: Path | None) -> dict[str, Any]:

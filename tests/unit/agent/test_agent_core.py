@@ -122,6 +122,23 @@ def test_a_bare_region_is_offered_to_and_seeded_when_asked() -> None:
     assert core.done(A1, Done(100, 0, 0)) == [Resume(0, 0), Deliver(0, 0)]
 
 
+def test_a_process_without_parameters_says_which_version_the_other_buckets_have() -> None:
+    """Not before it has seen them all: a checkpoint stands in at that version."""
+    core = fresh()
+    core.start(0.0)
+    core.located(located((A1, 0), (A1, 0), (A2, 0)), 0.0)
+    core.connected(A1, 0.0)
+    core.connected(A2, 0.0)
+    assert core.granted(A1, granted(0, initialized=False), pushed=0) == []
+    core.repeat(5.0)
+    assert not any(isinstance(each, MakeOffer) for each in core.repeat(10.0))
+    assert core.granted(A1, granted(1, version=9), pushed=9) == [Resume(1, 9), Deliver(1, 9)]
+    late = core.granted(A2, granted(2, initialized=False), pushed=0)
+    assert set(late) == {MakeOffer(A2, 2, 102, 0, 9), MakeOffer(A1, 0, 100, 0, 9)}
+    again = core.granted(A1, granted(0, initialized=False), pushed=0)
+    assert again == [MakeOffer(A1, 0, 100, 0, 9)], "by now it knows"
+
+
 def test_what_nobody_answers_is_said_again() -> None:
     """At the second look: an Attach, an Offer, a doorbell; and nothing that is on its way."""
     core = fresh()

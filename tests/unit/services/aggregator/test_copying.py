@@ -30,7 +30,7 @@ def at(version: int) -> SlotRegion:
 
 
 def copied(copying: Copying) -> int | None:
-    """Which version a copy is of, by its content; None: there is none."""
+    """Return the version of a copy, by its content; None: there is none."""
     copy = copying.copy
     if copy is None:
         return None
@@ -51,7 +51,7 @@ def test_a_bucket_that_stands_still_has_its_version_and_the_one_before(
 
 
 def test_the_version_before_is_not_taken_of_a_bucket_that_came_after_it() -> None:
-    """What came from another host, or from a worker, has filled one of its two buffers."""
+    """Bytes from another host, or from a worker, have filled one of its two buffers."""
     for came_at, found in ((7, 7), (8, None)):
         copying = Copying("r", 1, 7)
         copying.look(at(8), Parts(2, 64), came_at)

@@ -120,7 +120,7 @@ def test_what_has_not_left_by_the_deadline_is_said_with_what_then_happens() -> N
     late = harness.told[-1]
     assert late.detail["jobs"] == "j"
     assert late.detail["buckets"] == "1"
-    assert "without optimiser state" in late.detail["then"]
+    assert "from what its workers" in late.detail["then"]
     harness.migrated("j")
     harness.tick()
     assert harness.said_of("a0") == ["draining", "late", "drained"]

@@ -176,7 +176,7 @@ def test_a_damaged_file_is_found_before_it_is_taken(tmp_path: Path) -> None:
 def test_no_bytes_make_the_reader_raise_anything_but_rejected(
     tmp_path: Path, noise: bytes, at: int, whole: bool
 ) -> None:
-    """Of noise, and of a part with noise in it."""
+    """Noise alone, and a part with noise in it."""
     path = tmp_path / "part.npz"
     if whole:
         path.write_bytes(noise)
