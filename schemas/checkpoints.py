@@ -77,7 +77,8 @@ class BucketsCopied(Message, kw_only=True, frozen=True, tag="bucket.copied"):
     attempt: Count
     now: Versions
     """The version that each bucket has."""
-    copied: Annotated[tuple[bool, ...], msgspec.Meta(max_length=BUCKETS_MAX)]
+    copied: Annotated[tuple[int, ...], msgspec.Meta(max_length=BUCKETS_MAX)]
+    """The version of each bucket's copy; -1: there is none yet."""
     distances: Annotated[tuple[Count, ...], msgspec.Meta(max_length=BINS)] = ()
     """How many pieces of the copies are at which distance, by its binary logarithm
     (common/domains/slots/saved_pieces.py); empty: it was not asked for, or not all are copied."""
@@ -97,9 +98,10 @@ class WriteBuckets(Message, kw_only=True, frozen=True, tag="bucket.write"):
     """Number of the job's buckets, each a part."""
     iteration: Count
     folder: Text
-    keep: bool = False
-    """One of a job that is saved now and then: what is written is what later distances are from,
-    and what is older than the sets that are kept goes."""
+    prune: bool = False
+    """Remove what is older than the sets that are kept."""
+    remember: bool = False
+    """Keep the parameters that are written in memory, too: later distances are from them."""
     above: Annotated[int, msgspec.Meta(ge=-1, le=BINS)] = -1
     """Write an update, of the pieces in bins above this one; -1: write all, a set."""
     share: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.0

@@ -49,6 +49,8 @@ class _Order:
     bucket: Bucket
     copying: Copying
     nbytes: int
+    until_s: float
+    """When it goes, on the loop's clock."""
     _give_back: Callable[[], None] | None
 
     def free(self) -> None:
@@ -71,6 +73,7 @@ class Checkpoints:
         self._core, self._regions = core, regions
         self._off_loop, self._tasks = off_loop, Tasks(lambda _, error: fail(error))
         self._orders: dict[Key, _Order] = {}
+        self._sweeping = False
 
     async def close(self) -> None:
         await self._tasks.close()
@@ -92,9 +95,9 @@ class Checkpoints:
                     await self._off_loop(
                         order.copying.look, held.slots, bucket.parts, bucket.came_at
                     )
-        copied = [self._is_copied(message, bucket) for bucket, _ in found]
+        copied = [self._copied(message, bucket) for bucket, _ in found]
         bins: tuple[int, ...] = ()
-        if message.distances and all(copied):
+        if message.distances and min(copied) >= 0:
             bins = await self._histogram([bucket for bucket, _ in found])
         answer = BucketsCopied(
             aggregator=self._core.id,
@@ -131,28 +134,27 @@ class Checkpoints:
             found.append((bucket, held))
         return found
 
-    def _is_copied(self, message: CopyBuckets, bucket: Bucket) -> bool:
+    def _copied(self, message: CopyBuckets, bucket: Bucket) -> int:
+        """Return the version of the bucket's copy; -1: there is none of this attempt."""
         order = self._orders.get(bucket.key)
-        if order is None:
-            return False
-        copying, asked = order.copying, (message.request, message.attempt)
-        there = copying.copy is not None or copying.written
-        return there and (copying.request, copying.attempt) == asked
+        copy = order.copying.copy if order is not None and _is_of(order, message) else None
+        return -1 if copy is None else copy.about.version
 
     def _ordered(self, message: CopyBuckets, bucket: Bucket, held: Held) -> _Order:
         """Return the bucket's order, made now where it is a new one. Raises Rejected: no memory."""
         order = self._orders.get(bucket.key)
-        if order is not None and order.bucket is bucket:
-            standing = order.copying
-            if (standing.request, standing.attempt) == (message.request, message.attempt):
-                return order
+        if order is not None and order.bucket is bucket and _is_of(order, message):
+            return order
         self._let_go(bucket.key)
         nbytes = copy_bytes(bucket.plan.update.name, held.slots.bucket.elements)
         give_back = self._core.prepare(nbytes)
         copying = Copying(message.request, message.attempt, message.version)
-        order = self._orders[bucket.key] = _Order(bucket, copying, nbytes, give_back)
+        until_s = asyncio.get_running_loop().time() + limits.COPIES_S
+        order = self._orders[bucket.key] = _Order(bucket, copying, nbytes, until_s, give_back)
         bucket.copying = copying
-        self._tasks.spawn(self._expire(bucket.key, order))
+        if not self._sweeping:
+            self._sweeping = True
+            self._tasks.spawn(self._sweep())
         return order
 
     def _let_go(self, key: Key) -> None:
@@ -160,10 +162,14 @@ class Checkpoints:
         if order is not None and not order.copying.writing:
             order.free()
 
-    async def _expire(self, key: Key, order: _Order) -> None:
-        await asyncio.sleep(limits.COPIES_S)
-        if self._orders.get(key) is order:
-            self._let_go(key)
+    async def _sweep(self) -> None:
+        """Let old copies go, as long as there are any."""
+        while self._orders:
+            await asyncio.sleep(limits.COPIES_S / 2)
+            now_s = asyncio.get_running_loop().time()
+            for key in [key for key, order in self._orders.items() if order.until_s <= now_s]:
+                self._let_go(key)
+        self._sweeping = False
 
     # Files ----------------------------------------------------------------------------------------
 
@@ -175,19 +181,17 @@ class Checkpoints:
         for layout in message.layouts:
             key = (JobId(message.job), layout.index)
             order = self._orders.get(key)
-            copying = order.copying if order is not None else None
-            asked = (message.request, message.attempt)
-            if order is None or copying is None or (copying.request, copying.attempt) != asked:
+            if order is None or not _is_of(order, message):
                 lacking.append(layout.index)
-            elif copying.written:
+            elif order.copying.written:
                 written.append(layout.index)
                 nbytes += order.nbytes
-            elif copying.failure:
-                reason = copying.failure
-            elif copying.copy is None:
+            elif order.copying.failure:
+                reason = order.copying.failure
+            elif order.copying.copy is None:
                 lacking.append(layout.index)
-            elif not copying.writing:
-                copying.writing = True
+            elif not order.copying.writing:
+                order.copying.writing = True
                 first = bucket_start(layout, message.tensors)
                 self._tasks.spawn(self._write(message, layout.index, first, order))
         answer = BucketsWritten(
@@ -218,21 +222,28 @@ class Checkpoints:
             copying.written = True
             if spans is not None:
                 order.nbytes = int((spans[:, 1] - spans[:, 0]).sum()) * copy.bytes_each
-            if message.keep:
-                self._keep(order.bucket, copy, spans)
+            if message.remember:
+                self._remember(order.bucket, copy, spans)
         copying.writing = False
         order.free()
 
-    def _keep(self, bucket: Bucket, copy: BucketCopy, spans: NDArray[np.int64] | None) -> None:
-        """Remember what is durable now: later distances are from it."""
+    def _remember(self, bucket: Bucket, copy: BucketCopy, spans: NDArray[np.int64] | None) -> None:
+        """Keep what is durable now. Without room nothing is: then all is far from what was
+        saved."""
         if spans is None:
-            self._core.keep_saved(bucket, copy.parameters)
+            self._core.remember(bucket, copy.parameters)
             return
         if bucket.saved is None:  # It came here since, or this process was restarted.
-            self._core.keep_saved(bucket, np.full_like(copy.parameters, np.inf))
-        assert bucket.saved is not None
-        for first, end in spans.tolist():
-            bucket.saved[first:end] = copy.parameters[first:end]
+            self._core.remember(bucket, np.full_like(copy.parameters, np.inf))
+        if (saved := bucket.saved) is not None:
+            for first, end in spans.tolist():
+                saved[first:end] = copy.parameters[first:end]
+
+
+def _is_of(order: _Order, message: CopyBuckets | WriteBuckets) -> bool:
+    """Say whether it is the order of this attempt."""
+    copying = order.copying
+    return (copying.request, copying.attempt) == (message.request, message.attempt)
 
 
 def _write(
@@ -248,5 +259,5 @@ def _write(
         lambda path: copy.write(path, message.tensors, first, spans),
     )  # fmt: skip
     failpoint("aggregator.checkpoint.after")
-    if message.keep and index == 0:
+    if message.prune and index == 0:
         folder.prune()

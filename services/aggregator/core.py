@@ -229,12 +229,12 @@ class AggregatorCore:
                 del self._by_job[key[0]]
         return bucket
 
-    def keep_saved(self, bucket: Bucket, saved: Floats) -> None:
-        """Keep what was saved of a bucket beside it, as its memory."""
-        if bucket.saved is None and self.buckets.get(bucket.key) is bucket:
-            bucket.nbytes += saved.nbytes
-            self._held_bytes += saved.nbytes
-        bucket.saved = saved
+    def remember(self, bucket: Bucket, saved: Floats) -> None:
+        """Keep what was saved of a bucket beside it, as its memory, where there is room."""
+        more = 0 if bucket.saved is not None else saved.nbytes
+        if self.buckets.get(bucket.key) is bucket and not self.no_room_for(more, 0):
+            bucket.saved, bucket.nbytes = saved, bucket.nbytes + more
+            self._held_bytes += more
 
     def forwarding_of(self, key: Key, now_s: float) -> BucketCopied | None:
         """Return where a bucket that was here is now; None once limits.DEPARTED_S are over."""

@@ -42,7 +42,7 @@ class Saving:
     updates: int | None = None
     """Updates since all was saved; None: it was not, in this controller's life."""
     versions: dict[int, int] = field(default_factory=dict)
-    """The versions that were found last."""
+    """The version of each bucket that was saved last."""
     failure: str = ""
     """Why the last one failed."""
 
@@ -63,7 +63,7 @@ class Checkpoint:
     fraction: float = 1.0
     """The part of the pieces that is written, those that changed most; 1: all."""
     before: dict[int, int] = field(default_factory=dict)
-    """The versions that the last one of the job found."""
+    """The versions that the last one of the job saved."""
     phase: CheckpointPhase = "looking"
     attempts: int = 1
     version: int | None = None
@@ -72,7 +72,8 @@ class Checkpoint:
     """The name that the files get."""
     now: dict[int, int] = field(default_factory=dict)
     """The newest version of each bucket, as it was heard."""
-    copied: set[int] = field(default_factory=set)
+    copied: dict[int, int] = field(default_factory=dict)
+    """Bucket -> the version of its copy."""
     written: set[int] = field(default_factory=set)
     nbytes: dict[str, int] = field(default_factory=dict)
     """Bytes that each aggregator has written."""
@@ -149,7 +150,7 @@ class Checkpoint:
         aggregator: str,
         buckets: Sequence[int],
         now: Sequence[int],
-        copied: Sequence[bool],
+        copied: Sequence[int],
         distances: Sequence[int] = (),
     ) -> None:
         """Take an aggregator's answer, in `looking` or `copying`."""
@@ -157,7 +158,7 @@ class Checkpoint:
         if distances:
             self.distances[aggregator] = distances
         self.now.update(zip(buckets, now, strict=True))
-        self.copied |= {b for b, is_copied in zip(buckets, copied, strict=True) if is_copied}
+        self.copied |= {b: at for b, at in zip(buckets, copied, strict=True) if at >= 0}
 
     def decide(self, now_s: float) -> bool:
         """After all aggregators have answered: go on. Returns whether they are to be asked again at
@@ -174,7 +175,7 @@ class Checkpoint:
             self.heard.clear()
             return True
         if len(self.copied) == self.buckets:
-            self.iteration = newest if self.version is None else self.version
+            self.iteration = max(self.copied.values())
             if self.partial:
                 pieces = [sum(bins) for bins in zip(*self.distances.values(), strict=True)]
                 if not sum(pieces[1:]):

@@ -5,6 +5,7 @@ What is known of one is not durable: after a restart the same order, which whoev
 begins it anew. A folder has all files of an iteration, or what it has of it does not count.
 """
 
+from math import inf
 from typing import Final
 
 from slackwater.common.base.effects import StartTimer
@@ -27,6 +28,10 @@ LOOK_S: Final = 0.1
 """Seconds between two looks at one that waits for a version, or for a disk."""
 UPDATES_MAX: Final = 64
 """Updates after which all is saved again: more files would be read for longer."""
+_KEEPS_NOTHING: Final = (
+    "its aggregators add gradients up and keep nothing; its program saves its state itself "
+    "(slackwater.torch.checkpoint)"
+)
 
 
 def tick(state: State, now_s: float) -> None:
@@ -35,6 +40,10 @@ def tick(state: State, now_s: float) -> None:
     for job in state.living():
         spec, saving = job.record.spec, job.saving
         if not spec.save_to or job.record.phase in ("waiting", "hosting") or now_s < saving.due_s:
+            continue
+        if RULES[job.record.plan.update.name].sums:
+            saving.due_s = inf
+            state.tell(job, "checkpoint-failed", now_s, folder=spec.save_to, why=_KEEPS_NOTHING)
             continue
         if job.checkpoint is not None and not job.checkpoint.over:
             continue
@@ -59,7 +68,8 @@ def _ended(state: State, job: Job, made: Checkpoint, now_s: float) -> None:
     """Note how a checkpoint ended, and tell of it."""
     saving = job.saving
     if made.automatic and made.phase == "done":
-        saving.versions, saving.failure = dict(made.now), ""
+        saving.failure = ""
+        saving.versions = made.copied or saving.versions
         if not made.unchanged:
             saving.updates = (saving.updates or 0) + 1 if made.partial else 0
     if made.phase == "failed":
@@ -88,10 +98,7 @@ def order(state: State, job: Job | None, asked: CheckpointJob, now_s: float) -> 
         return Refused(reason=reason, retry_after_s=0.5)
     record = job.record
     if RULES[record.plan.update.name].sums:
-        return Refused(
-            reason=f"job {job.id}: its aggregators add gradients up and keep nothing; its program "
-            "saves its state itself (slackwater.torch.checkpoint)"
-        )
+        return Refused(reason=f"job {job.id}: {_KEEPS_NOTHING}")
     if record.phase in ("waiting", "hosting"):
         return Refused(reason=f"job {job.id}: {hosting.why_waiting(job)}", retry_after_s=0.5)
     job.checkpoint = Checkpoint(
@@ -160,7 +167,8 @@ def _write(job: Job, made: Checkpoint, buckets: list[int]) -> WriteBuckets:
         parts=len(record.buckets),
         iteration=made.iteration,
         folder=made.folder,
-        keep=made.automatic,
+        prune=made.automatic,
+        remember=made.automatic and record.spec.save_fraction < 1.0,
         above=made.above,
         share=made.share,
     )
@@ -171,22 +179,19 @@ def copied(state: State, job: Job, aggregator: AggregatorId, answer: Message, no
     made = job.checkpoint
     if made is None or made.phase not in ("looking", "copying"):
         return
-    if isinstance(answer, BucketsCopied) and answer.attempt != made.attempt:
-        return  # It is late.
+    here = [b for b in range(len(job.record.places)) if job.place(b).aggregator == aggregator]
     if isinstance(answer, Refused) and answer.status == TOO_MANY:
         made.fail(answer.reason, now_s)
-        _ended(state, job, made, now_s)
-        return
-    if not isinstance(answer, BucketsCopied):
-        made.begin_anew(_why(answer), now_s)
-        return  # It is looked at again when the timer fires.
-    here = [b for b in range(len(job.record.places)) if job.place(b).aggregator == aggregator]
-    if len(here) != len(answer.now):
+    elif not isinstance(answer, BucketsCopied):
+        made.begin_anew(_why(answer), now_s)  # It is looked at again when the timer fires.
+    elif answer.attempt != made.attempt:
+        return  # It is late.
+    elif len(here) != len(answer.now):
         made.begin_anew("a bucket moved", now_s)
-        return
-    made.told(aggregator, here, answer.now, answer.copied, answer.distances)
-    if made.heard >= job.homes() and made.decide(now_s):
-        pursue(state, job, now_s)
+    else:
+        made.told(aggregator, here, answer.now, answer.copied, answer.distances)
+        if made.heard >= job.homes() and made.decide(now_s):
+            pursue(state, job, now_s)
     if made.over:
         _ended(state, job, made, now_s)
 
@@ -196,16 +201,18 @@ def wrote(state: State, job: Job, aggregator: AggregatorId, answer: Message, now
     made = job.checkpoint
     if made is None or made.phase != "writing":
         return
-    if isinstance(answer, BucketsWritten) and answer.attempt != made.attempt:
+    if not isinstance(answer, BucketsWritten):
+        made.begin_anew(_why(answer), now_s)
+    elif answer.attempt != made.attempt:
         return  # It is late.
-    if not isinstance(answer, BucketsWritten) or answer.lacking:
+    elif answer.lacking:
         made.begin_anew(f"{aggregator} has not all copies any more", now_s)
-        return
-    if answer.reason:
+    elif answer.reason:
         made.fail(answer.reason, now_s)
-    elif not made.wrote(aggregator, answer.written, answer.nbytes, now_s):
-        return
-    _ended(state, job, made, now_s)
+    else:
+        made.wrote(aggregator, answer.written, answer.nbytes, now_s)
+    if made.over:
+        _ended(state, job, made, now_s)
 
 
 def _why(answer: Message) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from slackwater.common.base.limits import LOST_AFTER_S
+from slackwater.common.domains.slots.rules import RULES
 from slackwater.common.domains.slots.tokens import process_token
 from slackwater.schemas.base import CONFLICT, NOT_FOUND, AggregatorId, Message, Refused
 from slackwater.schemas.placement import DropJob, HostBuckets, Located, LocateJob
@@ -62,6 +63,8 @@ def _saved(job: Job) -> str:
     filled in from it only where no rank comes or goes and all versions are one: they are not
     counted in a checkpoint."""
     spec, plan = job.record.spec, job.record.plan
+    if RULES[plan.update.name].sums:
+        return ""
     stands_in = plan.consistency == "synchronous" and not plan.active
     return spec.save_to if stands_in or job.record.phase == "hosting" else ""
 

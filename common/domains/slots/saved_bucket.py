@@ -255,6 +255,11 @@ class SavedJob:
 def _check(slots: SlotRegion, tensors: Tensors, about: About) -> None:
     """Raise Rejected where the checkpoint is not one of such a job."""
     plan, where = slots.plan, f"the checkpoint of job {about.job}"
+    if RULES[plan.update.name].sums:
+        raise Rejected(
+            "aggregators keep nothing of a job that they add gradients up for: give it no "
+            "checkpoint of theirs; its program has its own (slackwater.torch.checkpoint)"
+        )
     if difference := _difference(about.tensors, tensors):
         raise Rejected(f"{where} {difference}")
     if plan.update.name != about.rule:

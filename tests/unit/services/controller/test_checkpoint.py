@@ -38,7 +38,7 @@ class Aggregator:
         if wanted is None or wanted == self.versions[bucket]:
             self.copies[bucket] = self.versions[bucket]
 
-    def asked(self, attempt: int, version: int | None, *, look: bool) -> list[bool]:
+    def asked(self, attempt: int, version: int | None, *, look: bool) -> list[int]:
         if not look and self.order != (attempt, version):
             self.order, self.copies = (attempt, version), {}
         for bucket in self.buckets:
@@ -46,7 +46,7 @@ class Aggregator:
                 self._look(bucket)
                 if bucket not in self.copies and version == self.versions[bucket] - 1:
                     self.copies[bucket] = version
-        return [bucket in self.copies for bucket in self.buckets]
+        return [self.copies.get(bucket, -1) for bucket in self.buckets]
 
 
 def checkpoint(buckets: int = 4, *, synchronous: bool = True) -> Checkpoint:
@@ -100,15 +100,15 @@ def test_all_buckets_are_copied_at_one_version_while_they_go_on(
 
 def test_a_job_that_stands_still_short_of_the_version_is_copied_as_it_stands() -> None:
     made = checkpoint(2)
-    made.told("a1", [0, 1], [7, 7], [False, False])
+    made.told("a1", [0, 1], [7, 7], [-1, -1])
     assert made.decide(0.0)
-    made.told("a1", [0, 1], [9, 9], [False, False])
+    made.told("a1", [0, 1], [9, 9], [-1, -1])
     assert made.decide(0.1), "version 7 is gone: one to come is named"
     assert made.version is not None
     assert made.version > 9
-    made.told("a1", [0, 1], [9, 9], [False, False])
+    made.told("a1", [0, 1], [9, 9], [-1, -1])
     assert not made.decide(0.2)
-    made.told("a1", [0, 1], [9, 9], [False, False])
+    made.told("a1", [0, 1], [9, 9], [-1, -1])
     assert made.decide(0.3 + STALLED_S)
     assert made.version == 9
 
@@ -116,13 +116,13 @@ def test_a_job_that_stands_still_short_of_the_version_is_copied_as_it_stands() -
 def test_a_job_that_stands_still_in_the_middle_of_an_iteration_is_given_up() -> None:
     """One of its buckets came to its aggregator after the version that the others have."""
     made = checkpoint(2)
-    made.told("a1", [0, 1], [7, 8], [False, False])
+    made.told("a1", [0, 1], [7, 8], [-1, -1])
     made.decide(0.0)
     for now_s in (0.1, 9.0):
-        made.told("a1", [0, 1], [7, 8], [True, False])
+        made.told("a1", [0, 1], [7, 8], [7, -1])
         assert not made.decide(now_s)
     assert made.phase == "copying"
-    made.told("a1", [0, 1], [7, 8], [True, False])
+    made.told("a1", [0, 1], [7, 8], [7, -1])
     made.decide(10.5)
     assert made.phase == "failed"
     assert "stands still between versions 7 and 8" in made.reason
@@ -131,12 +131,12 @@ def test_a_job_that_stands_still_in_the_middle_of_an_iteration_is_given_up() -> 
 def test_a_bucket_that_moved_begins_it_anew_and_at_last_fails_it() -> None:
     made = checkpoint(1)
     for attempt in range(1, ATTEMPTS_MAX):
-        made.told("a1", [0], [5], [False])
+        made.told("a1", [0], [5], [-1])
         assert made.decide(0.0)
         assert (made.attempts, made.phase) == (attempt, "copying")
         made.begin_anew("a bucket moved", 0.0)
         assert not made.heard
-    made.told("a1", [0], [5], [False])
+    made.told("a1", [0], [5], [-1])
     made.decide(0.0)
     made.begin_anew("a bucket moved", 3.0)
     assert made.phase == "failed"
@@ -148,31 +148,45 @@ def test_a_bucket_that_moved_begins_it_anew_and_at_last_fails_it() -> None:
 def test_a_job_that_did_not_go_on_is_not_saved_again() -> None:
     made = checkpoint(2)
     made.before = {0: 4, 1: 4}
-    made.told("a1", [0, 1], [4, 4], [False, False])
+    made.told("a1", [0, 1], [4, 4], [-1, -1])
     assert not made.decide(1.0)
     assert (made.phase, made.unchanged) == ("done", True)
+
+
+def test_the_versions_that_count_as_saved_are_those_of_the_copies() -> None:
+    """The job went on by one version while it was copied, and stands still there now."""
+    made = checkpoint(1)
+    made.told("a1", [0], [4], [-1])
+    made.decide(0.0)
+    made.told("a1", [0], [5], [4])
+    made.decide(0.0)
+    assert (made.phase, made.iteration, made.copied) == ("writing", 4, {0: 4})
+    after = checkpoint(1)
+    after.before = made.copied
+    after.told("a1", [0], [5], [-1])
+    assert after.decide(1.0), "version 5 is not saved yet"
 
 
 def test_an_update_takes_what_is_farthest_of_all_aggregators() -> None:
     made = checkpoint(2, synchronous=True)
     made.fraction = 0.25
-    made.told("a1", [0], [5], [False])
-    made.told("a2", [1], [6], [False])
+    made.told("a1", [0], [5], [-1])
+    made.told("a2", [1], [6], [-1])
     assert made.decide(0.0)
     assert made.version is None, "pieces may be of several versions"
     bins = [0] * BINS
     bins[10], bins[40] = 6, 0
     more = [0] * BINS
     more[40], more[0] = 1, 1
-    made.told("a1", [0], [5], [True], bins)
-    made.told("a2", [1], [6], [True], more)
+    made.told("a1", [0], [5], [5], bins)
+    made.told("a2", [1], [6], [6], more)
     assert made.decide(0.0)
     assert (made.above, made.share) == (10, 1 / 6), "two of eight: the far one, one of six"
     nothing = checkpoint(1)
     nothing.fraction = 0.5
-    nothing.told("a1", [0], [5], [False])
+    nothing.told("a1", [0], [5], [-1])
     nothing.decide(0.0)
-    nothing.told("a1", [0], [5], [True], [8] + [0] * (BINS - 1))
+    nothing.told("a1", [0], [5], [5], [8] + [0] * (BINS - 1))
     nothing.decide(0.0)
     assert (nothing.phase, nothing.unchanged) == ("done", True)
 
