@@ -196,3 +196,24 @@ async def test_a_run_ends_at_the_bits_of_its_replay_in_one_process(
     replayed = alone(tmp_path / "replay", rule, SLACKWATER_REPLAY=journal)
     assert replayed.returncode == 0, replayed.stderr
     assert f"digest {digest}" in replayed.stdout, replayed.stdout
+
+
+async def test_a_job_begun_from_anothers_checkpoint_ends_at_its_bits(
+    cluster: EmbeddedCluster, tmp_path: Path
+) -> None:
+    """It is saved in mid-training with four workers, and goes on with one, as another job."""
+    async with connect(cluster.url) as client:
+        first = await Run(client, tmp_path / "first", "saved", "adam").submitted()
+        await first.trained(20)
+        for _ in range(1000):
+            made = await client.checkpoint("saved", "once", str(tmp_path / "checkpoint"))
+            if made.phase in ("done", "failed"):
+                break
+            await asyncio.sleep(LOOK_S)
+        begun_with = {"start_from": str(tmp_path / "checkpoint"), "workers": 1}
+        second = Run(client, tmp_path / "second", "begun", "adam", **begun_with)
+        await second.submitted()
+        digests = [await first.digest(), await second.digest()]
+    assert (made.phase, 20 <= made.iteration < ITERATIONS) == ("done", True), made
+    assert digests[0] == digests[1]
+    assert second.journal[0].iteration == made.iteration, "it went on from there"
