@@ -107,7 +107,7 @@ def played(act: Act, folder: Path, *, shared: bool) -> None:
 
 @pytest.mark.parametrize("shared", [True, False], ids=["one-host", "two-hosts"])
 def test_all_that_was_lost_goes_on_where_it_was_saved(tmp_path: Path, shared: bool) -> None:
-    """Nobody knows of a later version: iteration 5 is computed again, to the same bits."""
+    """Iteration 5 is computed again, to the same bits: no later version is known."""
 
     async def act(cluster: Cluster, ranks: list[Rank], folder: Path) -> None:
         for rank in ranks:
