@@ -8,6 +8,7 @@ is the way to its descriptor (/proc/<pid>/fd/<n>), so only processes of our user
 
 import mmap
 import os
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any, Final
@@ -86,18 +87,21 @@ class FakeDevice:
     def __init__(self, total_bytes: int = _TOTAL_BYTES) -> None:
         self.total_bytes = total_bytes
         self._used: weakref.WeakKeyDictionary[DoubleMemory, int] = weakref.WeakKeyDictionary()
+        self._counting = threading.Lock()
+        """Ranks that are threads of one process allocate at the same time."""
 
     @property
     def identity(self) -> bytes:
         return b"double" + bytes.fromhex(host_identity().replace("-", ""))[:10]
 
     def allocate(self, nbytes: int) -> DoubleMemory:
-        if sum(self._used.values()) + nbytes > self.total_bytes:
-            raise MemoryError(f"{nbytes} bytes do not fit on a device of {self.total_bytes}")
-        region = Region.create(nbytes, "device")
-        memory = DoubleMemory(self, os.dup(region.fileno()), nbytes)
-        region.close()
-        self._used[memory] = nbytes
+        with self._counting:
+            if sum(self._used.values()) + nbytes > self.total_bytes:
+                raise MemoryError(f"{nbytes} bytes do not fit on a device of {self.total_bytes}")
+            region = Region.create(nbytes, "device")
+            memory = DoubleMemory(self, os.dup(region.fileno()), nbytes)
+            region.close()
+            self._used[memory] = nbytes
         return memory
 
     def open(self, raw: bytes, start: int, nbytes: int) -> DoubleMemory:

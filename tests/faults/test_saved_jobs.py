@@ -134,7 +134,7 @@ async def test_a_paused_job_whose_aggregators_are_lost_goes_on_from_its_checkpoi
         await under_way(client)
         await client.pause(spec.id)
         await reaches(client, spec.id, "paused")
-        await asyncio.sleep(2.0)  # It is saved once more, as it stands.
+        last = await saved(client, spec.id, tmp_path, "as-it-stands")
         pool = [info.record for info in await client.aggregators()]
         homes = [record.id for record in pool if record.cluster is not None]
         for id in homes:
@@ -146,6 +146,7 @@ async def test_a_paused_job_whose_aggregators_are_lost_goes_on_from_its_checkpoi
         record = await reaches(client, spec.id, "completed")
         told = await facts_of(client, spec.id, "restored")
     assert homes
+    assert last.phase == "done", last
     assert told, "its regions were lost"
     assert all(fact.detail["behind"] == "0" for fact in told), told
     assert mismatch(record) is None

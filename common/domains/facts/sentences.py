@@ -200,9 +200,12 @@ _JOB: Final[dict[str, Callable[[JobEvent], str]]] = {
     ),
     "optimizer-state-lost": lambda fact: f"{fact.job} lost optimiser state: {fact.reason}",
     "restored": lambda fact: f"{fact.job} goes on from a checkpoint: {fact.reason}",
-    "checkpoint-failed": lambda fact: f"{fact.job} is not saved: {fact.reason}",
+    "checkpoint-failed": lambda fact: (
+        f"{fact.job} is not saved: {fact.detail.get('why', fact.reason)}"
+    ),
     "checkpointed": lambda fact: (
-        f"{fact.job} is saved at iteration {fact.detail['iteration']} in {fact.detail['folder']}"
+        f"{fact.job} is saved at iteration {fact.detail.get('iteration', '?')} in "
+        f"{fact.detail.get('folder', '?')}"
     ),
     "optimizer-state-recovered": lambda fact: f"{fact.job} kept its optimiser state: {fact.reason}",
 }

@@ -163,7 +163,8 @@ async def test_a_job_that_is_paused_goes_on_where_it_was(
         assert "there is no job nobody" in found["nobody"]["error"]
         resumed = await run(cluster, "resume", "p1")
         assert resumed.stdout.startswith("job p1 goes on as soon as there is room"), resumed.stderr
-        assert (await until_ended(client, "p1")).state == "completed"
+        ended = await until_ended(client, "p1")
+        assert ended.state == "completed", ended.reason
         logged = (await run(cluster, "logs", "p1", "--rank", "0")).stdout.split("\n")
         assert logged[0] == "begins at 0"
         assert int(logged[2].removeprefix("begins at ")) > 5
