@@ -21,6 +21,7 @@ from slackwater.schemas.base import (
 from slackwater.schemas.placement import Indices, Layouts, Tensors
 
 CheckpointPhase = Literal["looking", "copying", "writing", "done", "failed"]
+CopiedVersion = Annotated[int, msgspec.Meta(ge=-1, le=2**53)]
 BINS: Final = 64
 """Bins of a histogram of distances."""
 Versions = Annotated[tuple[Count, ...], msgspec.Meta(max_length=BUCKETS_MAX)]
@@ -77,7 +78,7 @@ class BucketsCopied(Message, kw_only=True, frozen=True, tag="bucket.copied"):
     attempt: Count
     now: Versions
     """The version that each bucket has."""
-    copied: Annotated[tuple[int, ...], msgspec.Meta(max_length=BUCKETS_MAX)]
+    copied: Annotated[tuple[CopiedVersion, ...], msgspec.Meta(max_length=BUCKETS_MAX)]
     """The version of each bucket's copy; -1: there is none yet."""
     distances: Annotated[tuple[Count, ...], msgspec.Meta(max_length=BINS)] = ()
     """How many pieces of the copies are at which distance, by its binary logarithm

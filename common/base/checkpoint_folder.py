@@ -159,9 +159,16 @@ class CheckpointFolder:
                 path.unlink(missing_ok=True)
 
 
+def check_absolute(folder: Path) -> None:
+    """Raise Rejected for a path that means another folder to each process, or none."""
+    if not folder.is_absolute() or "\0" in str(folder):
+        raise Rejected(f"{str(folder)!r} is not an absolute path of a folder")
+
+
 def newest_of_buckets(folder: Path) -> tuple[Part, ...]:
     """Return the parts of the newest set that aggregators wrote. Raises Rejected where there is
     none."""
+    check_absolute(folder)
     if not folder.is_dir():
         raise Rejected(f"there is no folder {folder}, or it is not seen from here")
     sets = CheckpointFolder(folder).sets()

@@ -17,7 +17,12 @@ from numpy.typing import NDArray
 
 from slackwater.common.base import limits
 from slackwater.common.base.background import Tasks
-from slackwater.common.base.checkpoint_folder import BUCKETS, UPDATE, CheckpointFolder
+from slackwater.common.base.checkpoint_folder import (
+    BUCKETS,
+    UPDATE,
+    CheckpointFolder,
+    check_absolute,
+)
 from slackwater.common.base.errors import Rejected
 from slackwater.common.base.failpoints import failpoint
 from slackwater.common.domains.slots.layout import bucket_start
@@ -97,7 +102,7 @@ class Checkpoints:
                     )
         copied = [self._copied(message, bucket) for bucket, _ in found]
         bins: tuple[int, ...] = ()
-        if message.distances and min(copied) >= 0:
+        if message.distances and min(copied, default=-1) >= 0:
             bins = await self._histogram([bucket for bucket, _ in found])
         answer = BucketsCopied(
             aggregator=self._core.id,
@@ -250,6 +255,7 @@ def _write(
     message: WriteBuckets, index: int, first: int, copy: BucketCopy, spans: NDArray[np.int64] | None
 ) -> None:
     """Write one bucket's part: of a set, or of an update. Raises OSError, Rejected."""
+    check_absolute(Path(message.folder))
     folder = CheckpointFolder(Path(message.folder))
     failpoint("aggregator.checkpoint.before")
     kind = BUCKETS if spans is None else UPDATE
