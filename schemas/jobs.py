@@ -326,9 +326,6 @@ class JobSpec(Record, kw_only=True, frozen=True):
                 f"noise: the job is {self.consistency}, so that its gradients are of different "
                 "parameters; leave noise out, or make the job synchronous"
             )
-        for name, folder in (("save_to", self.save_to), ("start_from", self.start_from)):
-            if folder and (not folder.startswith("/") or "\0" in folder):
-                raise ValueError(f"{name}: {folder!r} is not an absolute path; give one")
         if self.save_to and not self.save_every_s:
             raise ValueError("save_every_s: 0 beside save_to; give the seconds between two saves")
         for name in self.env:

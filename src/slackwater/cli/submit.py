@@ -256,9 +256,9 @@ def _with_options(
         fields["hang_timeout_s"] = seconds(options["hang_timeout"], "--hang-timeout")
     if options["checkpoint"] is not None:
         fields["checkpoint"] = str(options["checkpoint"].absolute())
+    fields |= _saves(spec, options)
     if options["start_from"] is not None:
         fields["start_from"] = begun_with(options["start_from"])
-    fields |= _saves(spec, options)
     if sent.venv is not None:
         fields["venv"] = sent.venv.digest
     if sent.code is not None:
@@ -286,14 +286,17 @@ def environment(given: Iterable[str], own: Mapping[str, str]) -> dict[str, str]:
 
 def _saves(spec: JobSpec, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of the options about how aggregators save it. Raises Usage."""
-    fields: dict[str, Any] = {}
+    names = ("save_to", "start_from")  # In a file, paths may begin where the user is.
+    fields: dict[str, Any] = {
+        name: str(Path(at).absolute()) for name in names if (at := getattr(spec, name))
+    }
     if options["save_to"] is not None:
         fields["save_to"] = str(options["save_to"].absolute())
     if options["save_every"]:
         fields["save_every_s"] = seconds(options["save_every"], "--save-every")
     if options["save_fraction"] < 1.0:
         fields["save_fraction"] = options["save_fraction"]
-    if fields and not (spec.save_to or "save_to" in fields):
+    if {"save_every_s", "save_fraction"} & fields.keys() and "save_to" not in fields:
         raise Usage("--save-every and --save-fraction say how it is saved: add --save-to FOLDER")
     return fields
 
