@@ -23,13 +23,13 @@ COMPUTE_S = 0.05
 BYTES_SCALE = 0.004
 
 
-def workload() -> Workload:
+def workload(iterations: int = 120) -> Workload:
     spec = emulated(
         "j",
         "alexnet",
         workers=2,
         servers=2,
-        iterations=120,
+        iterations=iterations,
         compute_s=COMPUTE_S,
         bytes_scale=BYTES_SCALE,
         seed=3,

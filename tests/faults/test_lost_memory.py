@@ -16,7 +16,7 @@ from slackwater.loadgen.replay.proof import mismatch
 from slackwater.schemas import subjects
 from slackwater.schemas.job_events import JobEvent
 
-# Ten seconds: a cluster's start, and a job of 120 iterations.
+# Twenty seconds: a cluster's start, and a job of 300 iterations: it trains when they are lost.
 pytestmark = [pytest.mark.live, pytest.mark.timeout(180)]
 
 
@@ -25,7 +25,7 @@ async def test_a_job_ends_with_the_undisturbed_bits_after_its_aggregators_were_l
     options = ClusterOptions(controllers=1, aggregators=4, cpu_share=0.15, transport="auto")
     async with EmbeddedCluster(options) as cluster, connect(cluster.url, "test") as client:
         replay = asyncio.ensure_future(
-            session.replay(client, workload(), lambda timeline, now_s: None)
+            session.replay(client, workload(300), lambda timeline, now_s: None)
         )
         await under_way(client)
         pool = [info.record for info in await client.aggregators()]

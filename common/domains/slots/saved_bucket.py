@@ -184,8 +184,8 @@ class SavedJob:
 
     def __init__(self, path: Path) -> None:
         """Raises Rejected where there is no set."""
-        self._folder = CheckpointFolder(path)
         base = newest_of_buckets(path)
+        self._folder = CheckpointFolder(path)
         updates = self._folder.updates(base[0].iteration)
         self._parts = [(part, read_about(path / part.file)) for part in (*base, *updates)]
         self.version = max(about.version for _, about in self._parts)
