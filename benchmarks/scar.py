@@ -28,8 +28,7 @@ from figures import Figure, Row, show, this_command, write_json
 from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 
-from slackwater.common.domains.slots.saved_pieces import chosen, histogram
-from slackwater.services.controller.checkpoint import threshold
+from slackwater.common.domains.slots.saved_pieces import chosen, histogram, threshold
 
 C: Final = 8
 """Iterations between two full checkpoints."""

@@ -8,10 +8,11 @@ checksum:
     iteration-000000000120.1of2.pt
     iteration-000000000120.1of2.json
 
-Parts of kind "buckets" end in .npz: numpy.load reads them (common/domains/slots/saved_bucket.py).
-So do updates, which begin with another word: what changed most of a part since the set before it.
+Aggregators' sets have names of their own, so that both may lie in one folder; numpy.load reads them
+(common/domains/slots/saved_bucket.py). After a set come updates: what changed most of a part since.
 Each counts by itself.
 
+    buckets-000000000120.1of2.npz       and its manifest
     update-000000000140.1of2.npz        and its manifest
 
 A file is written under another name, synced, then renamed; its manifest after it, in the same way.
@@ -38,9 +39,14 @@ KEPT: Final = 2
 TORCH: Final = "torch"
 BUCKETS: Final = "buckets"
 UPDATE: Final = "update"
+WORDS: Final = {TORCH: "iteration", BUCKETS: "buckets", UPDATE: "update"}
+"""Kind of a part -> how its file's name begins."""
 SUFFIXES: Final = {TORCH: "pt", BUCKETS: "npz", UPDATE: "npz"}
-"""Kind of a part -> how its file's name ends."""
-_NAME: Final = re.compile(r"(iteration|update)-(\d{12})\.(\d+)of(\d+)\.(pt|npz|json)(\.new)?")
+"""And how it ends."""
+_NAME: Final = re.compile(
+    r"(?P<word>[a-z]+)-(?P<iteration>\d{12})\.(?P<part>\d+)of(?P<parts>\d+)\."
+    r"(pt|npz|json)(?P<new>\.new)?"
+)
 _PIECE_BYTES: Final = 8 * 1024**2
 
 
@@ -61,16 +67,16 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def file_name(iteration: int, part: int, parts: int, kind: str) -> str:
-    word = UPDATE if kind == UPDATE else "iteration"
-    return f"{word}-{iteration:012d}.{part}of{parts}.{SUFFIXES[kind]}"
+    return f"{WORDS[kind]}-{iteration:012d}.{part}of{parts}.{SUFFIXES[kind]}"
 
 
 class CheckpointFolder:
-    """The sets in one folder, which all who write or read them see."""
+    """The sets of one kind in a folder, which all who write or read them see."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, kind: str = TORCH) -> None:
         """Make the folder where it is missing. Raises Rejected."""
-        self.path = path
+        self.path, self._kind = path, kind
+        self._words = {WORDS[kind], *([WORDS[UPDATE]] if kind == BUCKETS else ())}
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -82,7 +88,7 @@ class CheckpointFolder:
     def sets(self) -> list[tuple[Part, ...]]:
         """List the sets of which every part has a manifest, the newest first, parts in order."""
         found: dict[tuple[int, int], list[Part]] = {}
-        for path in self.path.glob("iteration-*.json"):
+        for path in self.path.glob(f"{WORDS[self._kind]}-*.json"):
             if (part := _manifest(path)) is not None:
                 found.setdefault((part.iteration, part.parts), []).append(part)
         whole = [
@@ -94,16 +100,20 @@ class CheckpointFolder:
 
     def updates(self, after: int) -> list[Part]:
         """List the updates of later iterations, the oldest first."""
-        found = (_manifest(path) for path in self.path.glob("update-*.json"))
+        found = (_manifest(path) for path in self.path.glob(f"{WORDS[UPDATE]}-*.json"))
         later = [part for part in found if part is not None and part.iteration > after]
         return sorted(later, key=lambda each: (each.iteration, each.part))
 
     def unfinished(self, after: int) -> list[int]:
         """List the iterations after this one of which some part is missing."""
         whole = {parts[0].iteration for parts in self.sets()}
-        names = (_NAME.fullmatch(path.name) for path in self.path.iterdir())
-        begun = {int(name[2]) for name in names if name and name[1] != UPDATE}
+        begun = {int(name["iteration"]) for name in self._names() if name["word"] != UPDATE}
         return sorted({iteration for iteration in begun if iteration > after} - whole)
+
+    def _names(self) -> list[re.Match[str]]:
+        """List the files' names that are of this kind."""
+        found = (_NAME.fullmatch(path.name) for path in self.path.iterdir())
+        return [name for name in found if name and name["word"] in self._words]
 
     def damage(self, part: Part) -> str:
         """Say what is wrong with the part's file; empty: it is as it was written."""
@@ -143,20 +153,23 @@ class CheckpointFolder:
         """Remove what is older than the sets that are kept. Only rank 0 calls it."""
         whole = self.sets()
         oldest = whole[KEPT - 1][0].iteration if len(whole) >= KEPT else 0
-        self._remove(lambda name: int(name[2]) < oldest)
+        self._remove(lambda name: int(name["iteration"]) < oldest)
 
     def clear(self, part: int, after: int) -> None:
         """Remove what former processes of this rank had not written to its end, and what they wrote
         after the iteration that it goes on from: sets that lacked another part, or were damaged,
         and with whose parts those that are written now would be taken for whole."""
-        self._remove(lambda name: int(name[3]) == part and (bool(name[6]) or int(name[2]) > after))
+        self._remove(
+            lambda name: (
+                int(name["part"]) == part and (bool(name["new"]) or int(name["iteration"]) > after)
+            )
+        )
 
     def _remove(self, which: Callable[[re.Match[str]], bool]) -> None:
         """Remove files by their names, manifests first."""
-        for path in sorted(self.path.iterdir(), key=lambda path: ".json" not in path.name):
-            name = _NAME.fullmatch(path.name)
-            if name and which(name):
-                path.unlink(missing_ok=True)
+        for name in sorted(self._names(), key=lambda name: ".json" not in name.string):
+            if which(name):
+                (self.path / name.string).unlink(missing_ok=True)
 
 
 def check_absolute(folder: Path) -> None:
@@ -170,12 +183,10 @@ def newest_of_buckets(folder: Path) -> tuple[Part, ...]:
     none."""
     check_absolute(folder)
     if not folder.is_dir():
-        raise Rejected(f"there is no folder {folder}, or it is not seen from here")
-    sets = CheckpointFolder(folder).sets()
-    buckets = next((parts for parts in sets if parts[0].kind == BUCKETS), None)
-    if buckets is not None:
-        return buckets
-    if sets:
+        raise Rejected(f"folder {folder} is missing, or not seen from here")
+    if sets := CheckpointFolder(folder, BUCKETS).sets():
+        return sets[0]
+    if CheckpointFolder(folder).sets():
         raise Rejected(
             f"{folder} has what a program saved (slackwater.torch.checkpoint): submit with "
             f"--checkpoint {folder}, and the program itself goes on from it"
@@ -193,9 +204,9 @@ def _manifest(path: Path) -> Part | None:
     except msgspec.MsgspecError as error:
         sys.stderr.write(f"slackwater: {path} is skipped: it is damaged ({error})\n")
         return None
-    said = (part.iteration, part.part, part.parts)
-    known = part.format == FORMAT and part.kind in SUFFIXES
-    if name is None or not known or said != tuple(map(int, name.groups()[1:4])):
+    said = (WORDS.get(part.kind), part.iteration, part.part, part.parts)
+    named = name and (name["word"], int(name["iteration"]), int(name["part"]), int(name["parts"]))
+    if part.format != FORMAT or said != named:
         sys.stderr.write(f"slackwater: {path} is skipped: it does not say what its name says\n")
         return None
     return part

@@ -36,6 +36,7 @@ from slackwater.schemas.checkpoints import (
     CopyBuckets,
     WriteBuckets,
 )
+from slackwater.schemas.placement import BucketLayout
 from slackwater.services.aggregator.bucket import Bucket, Key
 from slackwater.services.aggregator.copying import Copying
 from slackwater.services.aggregator.core import AggregatorCore
@@ -90,6 +91,7 @@ class Checkpoints:
         found = self._found(message)
         if isinstance(found, Refused):
             return CheckpointTold(effect.token, found)
+        orders: list[_Order] = []
         if not message.look:
             try:
                 orders = [self._ordered(message, *each) for each in found]
@@ -103,7 +105,7 @@ class Checkpoints:
         copied = [self._copied(message, bucket) for bucket, _ in found]
         bins: tuple[int, ...] = ()
         if message.distances and min(copied, default=-1) >= 0:
-            bins = await self._histogram([bucket for bucket, _ in found])
+            bins = await self._histogram(orders)
         answer = BucketsCopied(
             aggregator=self._core.id,
             attempt=message.attempt,
@@ -113,15 +115,14 @@ class Checkpoints:
         )
         return CheckpointTold(effect.token, answer)
 
-    async def _histogram(self, buckets: list[Bucket]) -> tuple[int, ...]:
-        """Return how many pieces of the buckets' copies are at which distance from what was
-        saved."""
+    async def _histogram(self, orders: list[_Order]) -> tuple[int, ...]:
+        """Return how many pieces of the copies are at which distance from what was saved."""
         sums = np.zeros(BINS, np.int64)
-        for bucket in buckets:
-            copying = self._orders[bucket.key].copying
+        for order in orders:
+            copying, saved = order.copying, order.bucket.saved
             if copying.distances is None and copying.copy is not None:
                 parameters = copying.copy.parameters
-                copying.distances = await self._off_loop(distances, parameters, bucket.saved)
+                copying.distances = await self._off_loop(distances, parameters, saved)
             if copying.distances is not None:
                 sums += histogram(copying.distances)
         return tuple(sums.tolist())
@@ -148,13 +149,14 @@ class Checkpoints:
     def _ordered(self, message: CopyBuckets, bucket: Bucket, held: Held) -> _Order:
         """Return the bucket's order, made now where it is a new one. Raises Rejected: no memory."""
         order = self._orders.get(bucket.key)
+        until_s = asyncio.get_running_loop().time() + limits.COPIES_S
         if order is not None and order.bucket is bucket and _is_of(order, message):
+            order.until_s = until_s
             return order
         self._let_go(bucket.key)
         nbytes = copy_bytes(bucket.plan.update.name, held.slots.bucket.elements)
         give_back = self._core.prepare(nbytes)
         copying = Copying(message.request, message.attempt, message.version)
-        until_s = asyncio.get_running_loop().time() + limits.COPIES_S
         order = self._orders[bucket.key] = _Order(bucket, copying, nbytes, until_s, give_back)
         bucket.copying = copying
         if not self._sweeping:
@@ -183,12 +185,15 @@ class Checkpoints:
         message, nbytes, reason = effect.message, 0, ""
         written: list[int] = []
         lacking: list[int] = []
+        until_s = asyncio.get_running_loop().time() + limits.COPIES_S
         for layout in message.layouts:
             key = (JobId(message.job), layout.index)
             order = self._orders.get(key)
             if order is None or not _is_of(order, message):
                 lacking.append(layout.index)
-            elif order.copying.written:
+                continue
+            order.until_s = until_s  # A large one takes long to write, and is asked for meanwhile.
+            if order.copying.written:
                 written.append(layout.index)
                 nbytes += order.nbytes
             elif order.copying.failure:
@@ -197,8 +202,7 @@ class Checkpoints:
                 lacking.append(layout.index)
             elif not order.copying.writing:
                 order.copying.writing = True
-                first = bucket_start(layout, message.tensors)
-                self._tasks.spawn(self._write(message, layout.index, first, order))
+                self._tasks.spawn(self._write(message, layout, order))
         answer = BucketsWritten(
             aggregator=self._core.id,
             attempt=message.attempt,
@@ -209,7 +213,7 @@ class Checkpoints:
         )
         return CheckpointTold(effect.token, answer)
 
-    async def _write(self, message: WriteBuckets, index: int, first: int, order: _Order) -> None:
+    async def _write(self, message: WriteBuckets, layout: BucketLayout, order: _Order) -> None:
         copying = order.copying
         copy = copying.copy
         assert copy is not None
@@ -219,10 +223,12 @@ class Checkpoints:
             spans = spans_of(numbers, copy.about.elements)
         try:
             if spans is None or spans.size:
-                await self._off_loop(_write, message, index, first, copy, spans)
+                await self._off_loop(_write, message, layout, copy, spans)
         except (OSError, Rejected) as error:
             copying.failure = f"{self._core.id}: {message.folder}: {error}"
-            _log.warning("checkpoint.failed", job=message.job, bucket=index, reason=str(error))
+            _log.warning(
+                "checkpoint.failed", job=message.job, bucket=layout.index, reason=str(error)
+            )
         else:
             copying.written = True
             if spans is not None:
@@ -252,18 +258,22 @@ def _is_of(order: _Order, message: CopyBuckets | WriteBuckets) -> bool:
 
 
 def _write(
-    message: WriteBuckets, index: int, first: int, copy: BucketCopy, spans: NDArray[np.int64] | None
+    message: WriteBuckets,
+    layout: BucketLayout,
+    copy: BucketCopy,
+    spans: NDArray[np.int64] | None,
 ) -> None:
     """Write one bucket's part: of a set, or of an update. Raises OSError, Rejected."""
     check_absolute(Path(message.folder))
-    folder = CheckpointFolder(Path(message.folder))
+    folder = CheckpointFolder(Path(message.folder), BUCKETS)
     failpoint("aggregator.checkpoint.before")
     kind = BUCKETS if spans is None else UPDATE
     iteration = message.iteration if spans is None else copy.about.version
+    first = bucket_start(layout, message.tensors)
     folder.write(
-        iteration, index, message.parts, kind,
+        iteration, layout.index, message.parts, kind,
         lambda path: copy.write(path, message.tensors, first, spans),
     )  # fmt: skip
     failpoint("aggregator.checkpoint.after")
-    if message.prune and index == 0:
+    if message.prune and layout.index == 0:
         folder.prune()

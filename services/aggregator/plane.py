@@ -245,6 +245,7 @@ class DataPlane:
         held.slots.initialize(version, spare.updates + version - spare.iteration)
         self.port.post(BucketRestored(bucket.key, spare.iteration))
         self._tell(bucket, bucket.attached_active)
+        self.leave_if_idle(bucket, held)
         return True
 
     def _look_at_size(self, bucket: Bucket, held: Held) -> None:

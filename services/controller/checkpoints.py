@@ -20,7 +20,7 @@ from slackwater.schemas.checkpoints import (
     WriteBuckets,
 )
 from slackwater.services.controller import hosting
-from slackwater.services.controller.checkpoint import Checkpoint
+from slackwater.services.controller.checkpoint_state import Checkpoint
 from slackwater.services.controller.keys import CheckpointDue, CopyAsked, WriteAsked
 from slackwater.services.controller.state import Job, State
 
@@ -136,10 +136,7 @@ def pursue(state: State, job: Job, now_s: float) -> None:
     if job.record.phase == "released":
         made.fail("the job ended", now_s)
         return
-    homes: dict[AggregatorId, list[int]] = {}
-    for bucket in range(len(job.record.places)):
-        homes.setdefault(job.place(bucket).aggregator, []).append(bucket)
-    for aggregator, buckets in sorted(homes.items()):
+    for aggregator, buckets in sorted(_homes(job).items()):
         if not state.alive(aggregator):
             continue  # It comes back with its buckets, or they are elsewhere the next time.
         if made.phase == "writing":
@@ -154,6 +151,14 @@ def pursue(state: State, job: Job, now_s: float) -> None:
             )  # fmt: skip
             key = CopyAsked(job.id, aggregator)
             state.ask_aggregator(key, "copy", aggregator, message, now_s, insist=False)
+
+
+def _homes(job: Job) -> dict[AggregatorId, list[int]]:
+    """Return the buckets of each aggregator that has some now, wherever they are going to."""
+    homes: dict[AggregatorId, list[int]] = {}
+    for bucket in range(len(job.record.places)):
+        homes.setdefault(job.place(bucket).aggregator, []).append(bucket)
+    return homes
 
 
 def _write(job: Job, made: Checkpoint, buckets: list[int]) -> WriteBuckets:
@@ -179,7 +184,8 @@ def copied(state: State, job: Job, aggregator: AggregatorId, answer: Message, no
     made = job.checkpoint
     if made is None or made.phase not in ("looking", "copying"):
         return
-    here = [b for b in range(len(job.record.places)) if job.place(b).aggregator == aggregator]
+    homes = _homes(job)
+    here = homes.get(aggregator, [])
     if isinstance(answer, Refused) and answer.status == TOO_MANY:
         made.fail(answer.reason, now_s)
     elif not isinstance(answer, BucketsCopied):
@@ -190,7 +196,7 @@ def copied(state: State, job: Job, aggregator: AggregatorId, answer: Message, no
         made.begin_anew("a bucket moved", now_s)
     else:
         made.told(aggregator, here, answer.now, answer.copied, answer.distances)
-        if made.heard >= job.homes() and made.decide(now_s):
+        if made.heard >= homes.keys() and made.decide(now_s):
             pursue(state, job, now_s)
     if made.over:
         _ended(state, job, made, now_s)

@@ -24,7 +24,7 @@ from slackwater.schemas.cluster import AggregatorDrain, AggregatorFact, Aggregat
 from slackwater.schemas.job_events import JobEvent
 from slackwater.schemas.placement import BucketPlace, Endpoint, JobPlacement, Phase, SlotPlan
 from slackwater.schemas.telemetry import WindowMeasured
-from slackwater.services.controller.checkpoint import Checkpoint, Saving
+from slackwater.services.controller.checkpoint_state import Checkpoint, Saving
 from slackwater.services.controller.config import ControllerConfig
 from slackwater.services.controller.host_load import Hosts
 from slackwater.services.controller.index import Index, Whereabouts

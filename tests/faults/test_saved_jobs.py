@@ -62,6 +62,13 @@ async def saved(client: Client, id: str, folder: Path, request: str) -> Checkpoi
             await asyncio.sleep(0.05)
 
 
+async def both_ended(client: Client, folder: Path) -> tuple[JobRecord, JobRecord]:
+    """Return the job at its end, and another that began from what the folder has."""
+    first = await reaches(client, SPEC.id, "completed")
+    await client.submit(msgspec.structs.replace(SPEC, id="again", start_from=str(folder)))
+    return first, await reaches(client, "again", "completed")
+
+
 async def facts_of(client: Client, id: str, fact: str) -> list[JobEvent]:
     async with aclosing(client.history.read([subjects.events("job", id, fact)])) as told:
         return [codec.decode(each.payload, JobEvent) async for each in told]
@@ -73,10 +80,7 @@ async def test_a_job_begun_from_a_checkpoint_ends_with_the_same_bits(tmp_path: P
         await client.submit(SPEC)
         await under_way(client)
         made = [await saved(client, SPEC.id, tmp_path, f"r{number}") for number in range(3)]
-        first = await reaches(client, SPEC.id, "completed")
-        again = msgspec.structs.replace(SPEC, id="again", start_from=str(tmp_path))
-        await client.submit(again)
-        second = await reaches(client, "again", "completed")
+        first, second = await both_ended(client, tmp_path)
     assert [each.phase for each in made] == ["done"] * 3, made
     iterations = [each.iteration for each in made]
     assert 0 < iterations[0] < iterations[2] < SPEC.iterations, iterations
@@ -94,10 +98,7 @@ async def test_a_job_whose_buckets_are_on_a_device_is_saved_and_begun_from_there
         await client.submit(SPEC)
         await under_way(client)
         made = await saved(client, SPEC.id, tmp_path, "r")
-        first = await reaches(client, SPEC.id, "completed")
-        again = msgspec.structs.replace(SPEC, id="again", start_from=str(tmp_path))
-        await client.submit(again)
-        second = await reaches(client, "again", "completed")
+        first, second = await both_ended(client, tmp_path)
     assert (made.phase, 0 < made.iteration < SPEC.iterations) == ("done", True), made
     assert mismatch(first) is None
     assert mismatch(second) is None
@@ -115,12 +116,9 @@ async def test_aggregators_that_are_killed_while_they_save_lose_nothing(
         await client.submit(SPEC)
         await under_way(client)
         made = await saved(client, SPEC.id, tmp_path, "r")
-        record = await reaches(client, SPEC.id, "completed")
-        again = msgspec.structs.replace(SPEC, id="again", start_from=str(tmp_path))
-        await client.submit(again)
-        second = await reaches(client, "again", "completed")
+        first, second = await both_ended(client, tmp_path)
     assert made.phase == "done", made
-    assert mismatch(record) is None
+    assert mismatch(first) is None
     assert mismatch(second) is None
 
 

@@ -26,7 +26,7 @@ from tests.sim.test_data_plane import (
     travel,
 )
 
-from slackwater.common.base import codec
+from slackwater.common.base import checkpoint_folder, codec
 from slackwater.common.base.checkpoint_folder import CheckpointFolder
 from slackwater.common.base.errors import Retryable
 from slackwater.common.domains.slots.saved_bucket import read_part
@@ -40,7 +40,7 @@ from slackwater.schemas.checkpoints import (
     WriteBuckets,
 )
 from slackwater.schemas.placement import BucketPlace
-from slackwater.services.controller.checkpoint import Checkpoint
+from slackwater.services.controller.checkpoint_state import Checkpoint
 
 LOOK_S = 0.02
 
@@ -102,7 +102,7 @@ async def write(
 
 def look_into(folder: Path) -> set[int]:
     """Return the iterations that the folder counts, each of which is a replay's."""
-    there = CheckpointFolder(folder)
+    there = CheckpointFolder(folder, checkpoint_folder.BUCKETS)
     found = set()
     for parts in there.sets():
         for part in parts:

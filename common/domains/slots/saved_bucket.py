@@ -183,9 +183,9 @@ class SavedJob:
     fill in what was lost of one."""
 
     def __init__(self, path: Path) -> None:
-        """Raises Rejected where there is no set."""
+        """Raises Rejected where it has none."""
         base = newest_of_buckets(path)
-        self._folder = CheckpointFolder(path)
+        self._folder = CheckpointFolder(path, BUCKETS)
         updates = self._folder.updates(base[0].iteration)
         self._parts = [(part, read_about(path / part.file)) for part in (*base, *updates)]
         self.version = max(about.version for _, about in self._parts)

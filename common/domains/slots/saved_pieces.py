@@ -6,6 +6,7 @@ Here it collects a histogram of their binary logarithms, and answers with a bin:
 within one bin, of 64 numbers instead of all, and the rest is taken from that bin.
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -46,6 +47,20 @@ def bins_of(found: Distances) -> NDArray[np.int64]:
 def histogram(found: Distances) -> NDArray[np.int64]:
     """Return the number of pieces in each bin; BINS numbers."""
     return np.bincount(bins_of(found), minlength=BINS)
+
+
+def threshold(histogram: Sequence[int], fraction: float) -> tuple[int, float]:
+    """Return the bin above which all pieces are saved, and the share of that bin that is saved,
+    too, so that this fraction of all is; never bin 0, whose pieces did not change. `histogram`:
+    pieces by bin."""
+    wanted = fraction * sum(histogram)
+    taken = 0
+    for number in range(BINS - 1, 0, -1):
+        count = histogram[number]
+        if taken + count >= wanted:
+            return number, (wanted - taken) / count if count else 0.0
+        taken += count
+    return 0, 0.0
 
 
 def chosen(found: Distances, above: int, share: float) -> NDArray[np.int64]:

@@ -11,7 +11,7 @@ parameters this worker holds. A push is known by (job, bucket, iteration, worker
 a retry, never a second push.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Final, Literal
@@ -283,10 +283,10 @@ class AgentCore:
             effects = self._complete(bucket, granted.version, pushed)
         else:
             bucket.stage = "offered"
-            effects = [self._offer(bucket)] if self._may_offer(bucket) else []
+            effects = self._offers([bucket])
         if first and self._unseen == 0:
-            waiting = (each for each in self._buckets if each.stage == "offered" and each.held < 0)
-            effects += [self._offer(each) for each in waiting if each is not bucket]
+            waiting = [each for each in self._buckets if each.stage == "offered" and each.held < 0]
+            effects += self._offers([each for each in waiting if each is not bucket])
         return effects
 
     def done(self, aggregator: AggregatorId, done: Done) -> list[AgentAction]:
@@ -351,7 +351,7 @@ class AgentCore:
                 case "ready":
                     effects.append(self._ring(bucket))
                 case "offered":
-                    effects += [self._offer(bucket)] if self._may_offer(bucket) else []
+                    effects += self._offers([bucket])
                 case "asked" | "detached":
                     bucket.stage = "detached"
                     again.add(where)
@@ -439,13 +439,16 @@ class AgentCore:
     def _ring(self, bucket: _Bucket) -> Ring:
         return Ring(bucket.place.aggregator, bucket.index, bucket.handle, bucket.iteration)
 
-    def _may_offer(self, bucket: _Bucket) -> bool:
-        """Say whether it is known which version the bucket lacks: a process without parameters
-        learns it from the other buckets."""
-        return bucket.held >= 0 or self._unseen == 0
-
-    def _offer(self, bucket: _Bucket) -> MakeOffer:
-        ready = [each.version for each in self._buckets if each.stage == "ready"]
-        wanted = max(ready, default=0) if self._synchronous and bucket.held < 0 else 0
-        where = bucket.place.aggregator
-        return MakeOffer(where, bucket.index, bucket.handle, max(bucket.held, 0), wanted)
+    def _offers(self, buckets: Sequence[_Bucket]) -> list[AgentAction]:
+        """Offer to fill these, where it is known which version they lack: a process without
+        parameters learns it from the other buckets."""
+        ready = (each.version for each in self._buckets if each.stage == "ready")
+        newest = max(ready, default=0) if self._synchronous and buckets else 0
+        return [
+            MakeOffer(
+                bucket.place.aggregator, bucket.index, bucket.handle, max(bucket.held, 0),
+                newest if bucket.held < 0 else 0,
+            )
+            for bucket in buckets
+            if bucket.held >= 0 or self._unseen == 0
+        ]  # fmt: skip

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from slackwater.common.base.checkpoint_folder import BUCKETS, UPDATE, CheckpointFolder
+from slackwater.common.base.checkpoint_folder import BUCKETS, TORCH, UPDATE, CheckpointFolder
 from slackwater.common.base.errors import Rejected
 from slackwater.common.domains.slots.layout import bucket_start, bucket_tensors, plan_buckets
 from slackwater.common.domains.slots.region import SlotRegion
@@ -56,7 +56,7 @@ def filled(of: JobPlan, layout: BucketLayout, values: Any, version: int) -> Slot
 
 
 def save(folder: Path, of: JobPlan, layouts: Any, values: Any, version: int) -> None:
-    there = CheckpointFolder(folder)
+    there = CheckpointFolder(folder, BUCKETS)
     for layout in layouts:
         copy = BucketCopy.of(filled(of, layout, values, version), version)
         first = bucket_start(layout, TENSORS)
@@ -110,7 +110,7 @@ def test_updates_go_before_the_set_and_newer_ones_before_older(tmp_path: Path) -
     for version, values, numbers in ((12, later, [0, 1]), (15, latest, [1, 4])):
         copy = BucketCopy.of(filled(plan(), layouts[0], values, version), version)
         spans = spans_of(np.array(numbers), ELEMENTS)
-        CheckpointFolder(tmp_path).write(
+        CheckpointFolder(tmp_path, BUCKETS).write(
             version, 0, 1, UPDATE,
             lambda path, copy=copy, spans=spans: copy.write(path, TENSORS, 0, spans),
         )  # fmt: skip
@@ -132,7 +132,9 @@ def test_an_asynchronous_job_goes_on_with_what_its_workers_had_applied(tmp_path:
     source = filled(of, layouts[0], values_of(0, 2), 7)
     source.set_applied(7, [4, 3])
     copy = BucketCopy.of(source, 7)
-    CheckpointFolder(tmp_path).write(7, 0, 1, BUCKETS, lambda path: copy.write(path, TENSORS, 0))
+    CheckpointFolder(tmp_path, BUCKETS).write(
+        7, 0, 1, BUCKETS, lambda path: copy.write(path, TENSORS, 0)
+    )
     made = region(of, layouts[0])
     SavedJob(tmp_path).restore(made, TENSORS)
     assert (made.version, made.applied(), made.all_pushed()) == (7, [4, 3], [4, 3])
@@ -157,6 +159,25 @@ def test_what_does_not_fit_is_refused_by_its_name_and_leaves_the_region_bare(
         with pytest.raises(Rejected, match=said):
             saved.restore(made, tensors)
         assert not made.initialized
+
+
+def test_a_program_and_its_aggregators_may_save_in_one_folder(tmp_path: Path) -> None:
+    """Neither takes, counts or removes the other's files, of the same iteration and parts too."""
+    layouts = plan_buckets(TENSORS, 1 << 20)
+    program = CheckpointFolder(tmp_path)
+    for iteration in (3, 5):
+        program.write(iteration, 0, 1, TORCH, lambda path: path.write_bytes(b"a program's"))
+        save(tmp_path, plan(), layouts, values_of(iteration), iteration)
+    own, theirs = program.sets(), CheckpointFolder(tmp_path, BUCKETS).sets()
+    assert [parts[0].iteration for parts in own] == [parts[0].iteration for parts in theirs]
+    assert {parts[0].kind for parts in own} == {TORCH}
+    assert {parts[0].kind for parts in theirs} == {BUCKETS}
+    program.clear(0, 0)
+    assert program.sets() == []
+    assert CheckpointFolder(tmp_path, BUCKETS).sets() == theirs
+    made = region(plan(), layouts[0])
+    SavedJob(tmp_path).restore(made, TENSORS)
+    assert made.version == 5
 
 
 def test_a_damaged_file_is_found_before_it_is_taken(tmp_path: Path) -> None:

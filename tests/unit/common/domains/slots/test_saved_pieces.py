@@ -12,9 +12,9 @@ from slackwater.common.domains.slots.saved_pieces import (
     histogram,
     pieces_of,
     spans_of,
+    threshold,
 )
 from slackwater.schemas.checkpoints import BINS
-from slackwater.services.controller.checkpoint import threshold
 
 
 def test_a_piece_is_as_far_as_its_elements_are() -> None:

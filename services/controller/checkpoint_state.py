@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from slackwater.common.base.transitions import Story
-from slackwater.schemas.checkpoints import BINS, CheckpointPhase
+from slackwater.common.domains.slots.saved_pieces import threshold
+from slackwater.schemas.checkpoints import CheckpointPhase
 
 TRANSITIONS: Final[dict[CheckpointPhase, frozenset[CheckpointPhase]]] = {
     "looking": frozenset({"copying", "done", "failed"}),
@@ -214,17 +215,3 @@ class Checkpoint:
         self._become("done", "all is durable")
         self.ended_s = now_s
         return True
-
-
-def threshold(histogram: Sequence[int], fraction: float) -> tuple[int, float]:
-    """Return the bin above which all pieces are saved, and the share of that bin that is saved,
-    too, so that this fraction of all is; never bin 0, whose pieces did not change. `histogram`:
-    pieces by bin."""
-    wanted = fraction * sum(histogram)
-    taken = 0
-    for number in range(BINS - 1, 0, -1):
-        count = histogram[number]
-        if taken + count >= wanted:
-            return number, (wanted - taken) / count if count else 0.0
-        taken += count
-    return 0, 0.0

@@ -7,13 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slackwater.common.base.transitions import InvalidTransition
+from slackwater.common.domains.slots.saved_pieces import threshold
 from slackwater.schemas.checkpoints import BINS
-from slackwater.services.controller.checkpoint import (
+from slackwater.services.controller.checkpoint_state import (
     ATTEMPTS_MAX,
     STALLED_S,
     TRANSITIONS,
     Checkpoint,
-    threshold,
 )
 
 
