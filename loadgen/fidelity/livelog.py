@@ -16,6 +16,7 @@ from slackwater.loadgen.simulator.gpu.outcome import Outcome, Result, Segment
 from slackwater.schemas.gpus import NodeAllocation, held
 from slackwater.schemas.job_events import JobEvent
 from slackwater.schemas.job_states import TERMINAL_STATES
+from slackwater.schemas.jobs import JobRecord
 from slackwater.services.master.scheduling.view import NO_RULES, Allocation, Rules
 
 
@@ -29,10 +30,11 @@ class Stretch:
         self.allocation, self.attempt = allocation, -1
 
 
-def stretches(facts: Sequence[JobEvent]) -> list[Stretch]:
+def stretches(facts: Sequence[JobEvent], record: JobRecord | None = None) -> list[Stretch]:
     """Return what the job held, in its order. `facts`: of its life. A fact that was lost with its
-    master is made up for by the next one. What a job that is still stopping is promised, and loses
-    before it has begun, it does not hold."""
+    master is made up for by the next one, and the last by the job's `record`, which is stored
+    before its end is told. What a job that is still stopping is promised, and loses before it has
+    begun, it does not hold."""
     found: list[Stretch] = []
     held_now: Stretch | None = None
 
@@ -62,6 +64,8 @@ def stretches(facts: Sequence[JobEvent]) -> list[Stretch]:
                 end(fact.at_s, "preempted")
             case _:
                 end(fact.at_s, "completed" if fact.fact in TERMINAL_STATES else fact.fact)
+    if record is not None and record.state in TERMINAL_STATES:
+        end(record.finished_s, "completed")
     return [each for each in found if each.attempt >= 0]
 
 
@@ -89,7 +93,7 @@ def result_of(
             alone_s=job.submission.oracle.duration_s, work_total=job.iterations,
         )  # fmt: skip
         done = 0.0
-        for each in stretches(run.facts[job.spec.id]):
+        for each in stretches(run.facts[job.spec.id], record):
             wrote = written[job.spec.id].get(each.attempt)
             before, after = (wrote.before, wrote.after) if wrote else (done, done)
             done = after

@@ -30,8 +30,9 @@ from slackwater.services.worker.processes import Intent, RankFiles
 from slackwater.services.worker.warm_program import DESCRIPTORS_MAX, REQUEST_BYTES_MAX
 
 _log = structlog.get_logger()
-FORK_S: Final = 1.0
-"""A fork takes 20 ms on a busy machine; a cold start is not worth waiting longer for."""
+FORK_S: Final = 5.0
+"""A fork takes 20 ms, and over a second where every core is taken twice; a cold start, for which it
+is given up, costs such a machine more than the wait."""
 READY_S: Final = 300.0
 """Importing torch takes 3 to 20 s; from a cold network file system minutes."""
 _AGAIN_S_MIN: Final = 1.0

@@ -46,12 +46,14 @@ def workload(iterations: int = 120) -> Workload:
 
 async def under_way(client: Client) -> None:
     """Some iterations are done, so that there is state to lose."""
-    for _ in range(150):
-        if await client.jobs("running"):
-            await asyncio.sleep(4.0)
-            return
-        await asyncio.sleep(0.2)
-    raise AssertionError(await client.jobs())
+    async with asyncio.timeout(90.0):
+        while True:
+            for record in await client.jobs("running"):
+                progress = (await client.job_info(record.spec.id)).progress
+                if progress is not None and progress.iteration:
+                    await asyncio.sleep(4.0)
+                    return
+            await asyncio.sleep(0.2)
 
 
 async def crash_loop(cluster: EmbeddedCluster, client: Client) -> set[str]:

@@ -29,8 +29,8 @@ async def test_others_push_and_pull_while_a_capped_migration_goes_on(
     begun = min(small.done.values())
     await moving
     meanwhile = min(small.done.values()) - begun
-    (fact,) = await lab.director.copies(1)
-    assert fact.nbytes / CAP - 0.2 <= fact.copy_s, "it went faster than the cap allows"
+    for fact in await lab.director.copies(1):  # On a busy machine one may be made twice.
+        assert fact.nbytes / CAP - 0.2 <= fact.copy_s, "it went faster than the cap allows"
     assert meanwhile >= 5, f"the other job made {meanwhile} iterations meanwhile"
     before = min(large.done.values())
     await large.until(before + 3)

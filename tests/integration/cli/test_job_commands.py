@@ -134,12 +134,12 @@ async def test_a_job_that_is_paused_goes_on_where_it_was(
     cluster: EmbeddedCluster, tmp_path: Path
 ) -> None:
     """Two ranks that save nothing are paused and resumed: their parameters and momentum stay in
-    the aggregators, and the last parameters are those of 200 undisturbed steps."""
+    the aggregators, and the last parameters are those of 800 undisturbed steps."""
     script = tmp_path / "steps.py"
     script.write_text(PROGRAM)
     async with connect(cluster.url) as client:
         submitted = await run(
-            cluster, "submit", "--id", "p1", "--workers", "2", "--env", "STEPS=200",
+            cluster, "submit", "--id", "p1", "--workers", "2", "--env", "STEPS=800",
             "--time-limit", "10m", "--", "python", str(script),
         )  # fmt: skip
         assert submitted.returncode == 0, submitted.stderr
@@ -168,7 +168,7 @@ async def test_a_job_that_is_paused_goes_on_where_it_was(
         logged = (await run(cluster, "logs", "p1", "--rank", "0")).stdout.split("\n")
         assert logged[0] == "begins at 0"
         assert int(logged[2].removeprefix("begins at ")) > 5
-        assert logged[3] == "ends with 398.0"
+        assert logged[3] == "ends with 1598.0"
         over = await run(cluster, "pause", "p1")
         assert over.returncode == 65
         assert "has completed" in over.stderr

@@ -76,13 +76,14 @@ def test_bytes_and_ends_of_a_flow_are_exact(ring: PacketRing) -> None:
         watched.sender.sendall(bytes(300_000))
         other.sender.sendall(bytes(100_000))
         time.sleep(0.005)
-    read_until(ring, lambda: ring.seen[1] >= 1_500_000)
+    read_until(ring, lambda: bool(ring.bursts()[:, 4].sum() >= 1_500_000))
     ends = watched.sender.getsockname(), watched.sender.getpeername()
     watched.close()
     other.close()
     local = int.from_bytes(socket.inet_aton("127.0.0.1"))
     assert list(ring.flows().values()) == [Endpoints(local, local, ends[0][1], ends[1][1])]
-    assert ring.bursts()[:, 4].sum() == ring.seen[1] == 1_500_000
+    assert ring.bursts()[:, 4].sum() == 1_500_000
+    assert ring.seen[1] >= 1_500_000  # Busy machines send segments again, which are seen twice.
     assert ring.count_dropped() == 0
     assert not ring.full
 

@@ -121,6 +121,15 @@ def test_a_fact_that_was_lost_with_its_master_is_made_up_for() -> None:
     assert [s.end_s - ORIGIN_S for s in stretches(without)] == [5.5, 14.5]
 
 
+def test_the_end_that_was_stored_and_never_told_is_that_of_the_record(tmp_path: Path) -> None:
+    """Red before: the last segment went on for ever, and the audit called the job's end wrong."""
+    run, job = paused_once(tmp_path)
+    run.facts[job.spec.id] = PAUSED_ONCE[:-1]
+    result = result_of(run, [job], {job.spec.id: WROTE})
+    assert (result.segments[-1].end_s, result.segments[-1].why) == (14.5, "completed")
+    assert audit(live_log(result, "srsf", [(4, "fake")] * 2)) == []
+
+
 def test_costs_are_medians_of_what_no_work_was_done_in(tmp_path: Path) -> None:
     run = LiveRun(ORIGIN_S)
     jobs = live_jobs([submission(n, duration_s=6.0, gpus=1) for n in range(6)], tmp_path)
