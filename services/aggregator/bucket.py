@@ -266,15 +266,17 @@ class Bucket:
         return tuple(asked)
 
     def begin_with_spare(self) -> int | None:
-        """Take the checkpoint's values, where all who offered have only their programs': at the
-        version of the job's other buckets, as far as the workers know one. Returns it. None: some
-        worker has newer ones, or there is no checkpoint."""
-        if self.spare is None or self.phase != "seeding" or self.bound is not None:
+        """Take the checkpoint's values, where all who offered have only their programs': of a
+        synchronous job at the version of its other buckets, as far as the workers know one; of
+        others at its own, with what it says that is applied. Returns the version. None: some worker
+        has newer values, or a checkpoint is not there."""
+        if self.spare is None or self.phase != "seeding":
             return None
         if any(map(self._contained, self._offers)):
             return None
         wanted = max(offer.wanted for offer in self._offers.values())
         self.version = self.came_at = wanted or self.spare.iteration
+        self.applied = list(map(max, self.applied, self._done))
         self._become("ready", f"a checkpoint of iteration {self.spare.iteration} is in it")
         self._awaited.clear()
         self._offers.clear()

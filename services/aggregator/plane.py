@@ -240,8 +240,10 @@ class DataPlane:
         version, spare = bucket.begin_with_spare(), bucket.spare
         if version is None or spare is None:
             return False
-        for rank in range(bucket.plan.workers):
-            held.slots.set_pushed(rank, version)
+        synchronous = bucket.bound is None
+        for rank, applied in enumerate(bucket.applied):
+            held.slots.set_pushed(rank, version if synchronous else applied)
+        held.slots.set_applied(version, bucket.applied)
         held.slots.initialize(version, spare.updates + version - spare.iteration)
         self.port.post(BucketRestored(bucket.key, spare.iteration))
         self._tell(bucket, bucket.attached_active)

@@ -59,13 +59,13 @@ def host(state: State, job: Job, now_s: float) -> None:
 
 
 def _saved(job: Job) -> str:
-    """Return the folder whose checkpoint goes before workers' values. After its begin a job is
-    filled in from it only where no rank comes or goes and all versions are one: they are not
-    counted in a checkpoint."""
+    """Return the folder whose checkpoint goes before workers' values. After its begin a synchronous
+    job is filled in from it only where no rank comes or goes: how many count from which iteration
+    on is not in a checkpoint. Of other jobs it has each rank's count."""
     spec, plan = job.record.spec, job.record.plan
     if RULES[plan.update.name].sums:
         return ""
-    stands_in = plan.consistency == "synchronous" and not plan.active
+    stands_in = plan.consistency != "synchronous" or not plan.active
     return spec.save_to if stands_in or job.record.phase == "hosting" else ""
 
 

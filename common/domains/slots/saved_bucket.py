@@ -196,7 +196,7 @@ class SavedJob:
         a job whose updates are not synchronous, at its part's. `tensors`: the job's whole list.
         Raises Rejected, and leaves the region bare."""
         newest = self.fill(slots, tensors)
-        version = newest.version if newest.applied else self.version
+        version = self._version_of(newest)
         pushed = newest.applied or (version,) * slots.plan.workers
         for rank, iteration in enumerate(pushed):
             slots.set_pushed(rank, iteration)
@@ -207,8 +207,15 @@ class SavedJob:
         """Fill a region that was lost, which stays bare: workers may have newer values. Raises
         Rejected."""
         newest = self.fill(slots, tensors)
-        updates = newest.updates + self.version - newest.version
-        slots.initialize(self.version, updates, spare=True)
+        version = self._version_of(newest)
+        if newest.applied:
+            slots.set_applied(version, newest.applied)
+        updates = newest.updates + version - newest.version
+        slots.initialize(version, updates, spare=True)
+
+    def _version_of(self, newest: About) -> int:
+        """Return the version that a region filled with it has: its own, where ranks are counted."""
+        return newest.version if newest.applied else self.version
 
     def fill(self, slots: SlotRegion, tensors: Tensors) -> About:
         """Fill a bare region's buffers, both of each kind, as it is not known yet which version

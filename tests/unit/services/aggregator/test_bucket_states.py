@@ -2,6 +2,7 @@
 
 from typing import Any, ClassVar
 
+import msgspec
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -85,6 +86,19 @@ def test_a_checkpoint_stands_in_where_no_worker_has_parameters() -> None:
     for rank in range(3):
         alone.offered(rank, 0)
     assert alone.begin_with_spare() == 40, "all of the job was lost: nobody knows a newer one"
+
+
+def test_a_checkpoint_of_an_asynchronous_job_stands_in_with_what_it_has_of_each_rank() -> None:
+    """Updates whose answer a worker knows are done, whether or not these values have them."""
+    plan = msgspec.structs.replace(PLAN, consistency="asynchronous")
+    bare = Bucket(plan, LAYOUT, 1, 4096, 7, version=12, applied=(5, 4, 3))
+    bare.spare = Spare(12, 12)
+    for rank, done in enumerate((0, 6, 0)):
+        bare.attach(rank, rank + 10)
+        bare.offered(rank, done)
+    assert bare.begin_with_spare() == 12, "its own: each counts for itself"
+    assert bare.applied == [5, 6, 3]
+    bare.check_invariants()
 
 
 def test_a_checkpoint_is_left_for_what_a_worker_has() -> None:

@@ -138,6 +138,9 @@ def test_an_asynchronous_job_goes_on_with_what_its_workers_had_applied(tmp_path:
     made = region(of, layouts[0])
     SavedJob(tmp_path).restore(made, TENSORS)
     assert (made.version, made.applied(), made.all_pushed()) == (7, [4, 3], [4, 3])
+    bare = region(of, layouts[0])
+    SavedJob(tmp_path).stand_in(bare, TENSORS)
+    assert (bare.initialized, bare.version, bare.applied()) == (False, 7, [4, 3])
     more = region(plan("momentum", "asynchronous", workers=3), layouts[0])
     with pytest.raises(Rejected, match="had 2 workers, this one has 3"):
         SavedJob(tmp_path).restore(more, TENSORS)
