@@ -16,6 +16,7 @@ from slackwater.schemas.base import (
     Positive,
     Rank,
     Seconds,
+    Secret,
     Text,
     VirtualRanks,
     Workers,
@@ -24,8 +25,10 @@ from slackwater.schemas.base import (
 from slackwater.schemas.hangs import Hang
 from slackwater.schemas.job_states import JobState
 from slackwater.schemas.jobs import JobRecord, JobSpec, TensorSpec, UpdateRule, check_elements
-from slackwater.schemas.progress import JobProgress, TuningPoint
+from slackwater.schemas.progress import JobProgress, ProgramProgress, TuningPoint
 from slackwater.schemas.tenants import Tenant
+
+Address = Annotated[str, msgspec.Meta(max_length=259)]
 
 # Requests to the master ------------------------------------------------------------------------
 
@@ -163,6 +166,20 @@ class JoinJob(Message, kw_only=True, frozen=True, tag="job.join"):
     rank: Rank
 
 
+class Meet(Message, kw_only=True, frozen=True, tag="job.meet"):
+    """A rank asks where the driver of its elastic program listens; rank 0, where it does, tells.
+    Said again now and then, as no master stores it. Answered by Meeting."""
+
+    job: IdText
+    rank: Rank
+    address: Address = ""
+    """host:port, from rank 0 alone; empty: it asks."""
+    secret: Secret = ""
+    """By which hosts are known there."""
+    progress: ProgramProgress | None = None
+    """How far the program is, from rank 0."""
+
+
 # Answers ---------------------------------------------------------------------------------------
 
 
@@ -185,6 +202,15 @@ class SizeWanted(Message, kw_only=True, frozen=True, tag="job.size-wanted"):
     """From the next iteration on so many workers are to count."""
 
     workers: Workers
+
+
+class Meeting(Message, kw_only=True, frozen=True, tag="job.meeting"):
+    """Where the driver of an elastic program listens; empty: it has not told yet."""
+
+    address: Address = ""
+    secret: Secret = ""
+    over: bool = False
+    """Rank 0 has ended: there is nobody to meet."""
 
 
 class JobInfo(Message, kw_only=True, frozen=True, tag="job.info"):

@@ -87,6 +87,8 @@ OWN_ENV: Final = "SLACKWATER_"
 
 CHECKPOINT_VARIABLE: Final = "SLACKWATER_CHECKPOINT"
 """Tells a program the folder of its checkpoints."""
+FROM_VARIABLE: Final = "SLACKWATER_FROM"
+"""Tells a program the folder of the checkpoint that its job begins with."""
 AGGREGATE_VARIABLE: Final = "SLACKWATER_AGGREGATE"
 """Tells a program what `JobSpec.aggregate` says, unless that is "auto"."""
 BATCH_VARIABLE: Final = "SLACKWATER_BATCH"

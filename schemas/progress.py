@@ -56,6 +56,29 @@ class TuningPoint(Record, kw_only=True, frozen=True):
                 bound(self, name)
 
 
+class ProgramProgress(Record, kw_only=True, frozen=True):
+    """How far an elastic program is, as its driver tells."""
+
+    iteration: Count = 0
+    iterations: Count = 0
+    """Iterations in all; 0: its driver did not say."""
+    speed: Seconds = 0.0
+    """Iterations a second, over the last seconds."""
+    measured: Annotated[dict[Name, Finite], msgspec.Meta(max_length=8)] = msgspec.field(
+        default_factory=dict
+    )
+    """Measured with the last iteration: its loss, for instance."""
+    executors: Count = 0
+    hosts: Count = 0
+    version: Count = 0
+    """Tasks that are complete."""
+    moves: Count = 0
+    """How often an executor went from one host to another."""
+
+    def __post_init__(self) -> None:
+        bound(self, "speed", most=SECONDS_MAX)
+
+
 class JobProgress(Record, kw_only=True, frozen=True):
     """How far a job is, how fast, and where: known to the master that leads, and not stored."""
 
@@ -86,6 +109,8 @@ class JobProgress(Record, kw_only=True, frozen=True):
     aggregators: Annotated[tuple[AggregatorId, ...], msgspec.Meta(max_length=AGGREGATORS_MAX)] = ()
     updated_s: Seconds = 0.0
     """When an Agent of it last reported; 0: none did to this master."""
+    program: ProgramProgress | None = None
+    """Set of an elastic program, whose iterations are its driver's."""
     ranks: Annotated[tuple[RankProgress, ...], msgspec.Meta(max_length=WORKERS_MAX)] = ()
     """Ranks that have reported; only in the answer to GetJob."""
 

@@ -18,7 +18,14 @@ from slackwater.schemas.base import (
     Text,
     cut_texts,
 )
-from slackwater.schemas.job_requests import AskMissing, AskSize, FinishJob, JoinJob, RegisterJob
+from slackwater.schemas.job_requests import (
+    AskMissing,
+    AskSize,
+    FinishJob,
+    JoinJob,
+    Meet,
+    RegisterJob,
+)
 from slackwater.schemas.placement import LocateJob
 from slackwater.schemas.subjects import MASTER, parsed
 from slackwater.schemas.telemetry import GoodputReport, IterationsObserved
@@ -35,6 +42,7 @@ OfJob = (
     | AskMissing
     | AskSize
     | JoinJob
+    | Meet
     | LocateJob
     | IterationsObserved
     | GoodputReport
@@ -46,6 +54,7 @@ ASKED: Final[dict[tuple[str, str], type[OfJob]]] = {
     ("master", "missing"): AskMissing,
     ("master", "size"): AskSize,
     ("master", "join"): JoinJob,
+    ("master", "meet"): Meet,
     ("controller", "locate"): LocateJob,
 }
 """Requests that a rank may make: service and verb. The master is the leading one; a job's

@@ -20,6 +20,9 @@ from slackwater.schemas.base import (
 from slackwater.schemas.gpus import NodeAllocation, NodeGpuIds
 from slackwater.schemas.jobs import CodeDigest, Environment, GraceSeconds, Program, VenvDigest
 
+USELESS_TO_RESTART: Final = 78
+"""Exit code of a program that would end so again (EX_CONFIG): it is not started again."""
+
 
 class PrepareWorkers(Message, kw_only=True, frozen=True, tag="worker.prepare"):
     """Master to worker service: keep room for these ranks, and see that their program can start.

@@ -90,6 +90,8 @@ class Job:
     learning: Learning = field(default_factory=Learning)
     turns: TurnSums = field(default_factory=TurnSums)
     aggregation: Aggregation = field(default_factory=Aggregation)
+    quick_deaths: dict[int, int] = field(default_factory=dict)
+    """How often each rank died soon after it had been started, one after another."""
     missing_since_s: dict[int, float] = field(default_factory=dict)
     stalled: tuple[float, tuple[int, ...], int, str] = (-inf, (), 0, "")
     """When somebody last waited for ranks, and what was known of them."""
@@ -97,6 +99,8 @@ class Job:
     """The last log line of each rank that others waited for."""
     meeting: str = ""
     """host:port on which the ranks of this attempt meet, as its first node said."""
+    hosts_meet: tuple[str, str] = ("", "")
+    """Where the driver of an elastic program listens, as its rank 0 said, and its secret."""
     found: int | None = None
     """The attempt that it was in when this master began: its processes may run already."""
     begun: tuple[Verb, float] | None = None
@@ -259,7 +263,7 @@ class Job:
         self.told = {order for order in self.told if order.verb not in OF_PROCESSES}
         self.refusals.clear()
         self.codes.clear()
-        self.meeting, self.begun = "", None
+        self.meeting, self.hosts_meet, self.begun = "", ("", ""), None
         self.handed_s = self.starting_s = self.left_s = None
         self.trains = False
         self.resting.clear()

@@ -18,6 +18,7 @@ from slackwater.schemas.jobs import (
     AGGREGATE_VARIABLE,
     BATCH_VARIABLE,
     CHECKPOINT_VARIABLE,
+    FROM_VARIABLE,
     PAUSE_GRACE_S,
     JobRecord,
     JobSpec,
@@ -213,6 +214,8 @@ def _start(job: Job, node: NodeId, ranks: tuple[int, ...]) -> StartWorkers:
 def launch_environment(spec: JobSpec) -> dict[str, str]:
     """Return the environment of its program that follows from what its user asked for."""
     told = {CHECKPOINT_VARIABLE: spec.checkpoint} if spec.checkpoint else {}
+    if spec.start_from:
+        told[FROM_VARIABLE] = spec.start_from
     if spec.aggregate != "auto":
         told[AGGREGATE_VARIABLE] = spec.aggregate
     if spec.batch == "fixed":

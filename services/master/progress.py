@@ -16,7 +16,7 @@ from slackwater.schemas.base import COUNT_MAX, AggregatorId
 from slackwater.schemas.cluster import PlacedJob
 from slackwater.schemas.job_states import HOLDING_STATES, TERMINAL_STATES, JobState
 from slackwater.schemas.jobs import JobSpec
-from slackwater.schemas.progress import JobProgress, RankProgress
+from slackwater.schemas.progress import JobProgress, ProgramProgress, RankProgress
 from slackwater.schemas.telemetry import IterationsObserved
 
 SMOOTHED_S: Final = 10.0
@@ -74,6 +74,8 @@ class Progress:
     ranks: dict[int, _Rank] = field(default_factory=dict)
     placed: PlacedJob | None = None
     aggregators: tuple[AggregatorId, ...] = ()
+    program: ProgramProgress | None = None
+    """How far an elastic program is, as its rank 0 told last."""
 
     def reported(self, message: IterationsObserved, now_s: float) -> None:
         rank = self.ranks.get(message.rank)
@@ -115,7 +117,7 @@ class Progress:
         its ranks together, in iterations of as many workers as submitted. One that does not run
         has no speed; one that ended is nowhere."""
         placed = self.placed
-        if not self.ranks and placed is None:
+        if not self.ranks and placed is None and self.program is None:
             return None
         workers = workers or spec.workers
         counted = [r for rank, r in self.ranks.items() if rank < workers]
@@ -126,6 +128,9 @@ class Progress:
             iteration = self.updates // spec.workers
             speed = sum(r.speed(now_s) for r in counted) / spec.workers
         total = own_iterations(spec)
+        program = self.program
+        if program is not None:
+            iteration, total, speed = program.iteration, program.iterations, program.speed
         left = max(0, total - iteration)
         idle = state not in HOLDING_STATES
         if idle:
@@ -142,6 +147,7 @@ class Progress:
             moves=self.placed.moves if self.placed is not None else 0,
             aggregators=self.aggregators if placed is not None else (),
             updated_s=max((r.heard_s for r in self.ranks.values()), default=0.0),
+            program=program,
             ranks=tuple(self._by_rank(now_s, idle)) if by_rank else (),
         )
 

@@ -12,12 +12,13 @@ That counts as one restart, and the ends of the others as consequences.
 """
 
 import signal
+from math import inf
 from typing import Final
 
 from slackwater.common.base.effects import StartTimer
 from slackwater.common.base.words import number_of
 from slackwater.schemas.base import COUNT_MAX
-from slackwater.schemas.workers import WorkerExited
+from slackwater.schemas.workers import USELESS_TO_RESTART, WorkerExited
 from slackwater.services.master.gangs import processes
 from slackwater.services.master.jobs import Job
 from slackwater.services.master.keys import RankDue
@@ -28,6 +29,9 @@ FIRST_WAIT_S: Final = 0.5
 WAIT_S_MAX: Final = 30.0
 """Seconds before a rank is started again: the first, then twice as many each time, up to the
 second. A fault that kills a program at once would do so again."""
+LIVED_S: Final = 60.0
+"""Seconds after which a rank that was started again has lived: its next death waits as the
+first."""
 
 
 def rank_died(state: State, job: Job, exited: WorkerExited, now_s: float) -> None:
@@ -37,8 +41,8 @@ def rank_died(state: State, job: Job, exited: WorkerExited, now_s: float) -> Non
         return
     reason, total = death(exited), sum(made.values())
     allowed = job.record.spec.restarts
-    if total >= allowed:
-        if allowed:
+    if total >= allowed or exited.code == USELESS_TO_RESTART:
+        if allowed and exited.code != USELESS_TO_RESTART:
             reason = f"{reason} (after {total} of {number_of(allowed, 'restart')})"
         end(state, job, "failed", reason, now_s)
         return
@@ -47,7 +51,7 @@ def rank_died(state: State, job: Job, exited: WorkerExited, now_s: float) -> Non
     together = meets_alone(job.record) and processes(job.record) > 1
     if together and job.record.state not in ("starting", "running"):
         return  # It holds nothing: no rank of it can die.
-    wait_s = _wait_s(total + 1 if together else attempt)
+    wait_s = _wait_s(total + 1 if together else _quick_deaths(job, exited.rank, now_s))
     which = "all ranks are started again" if together else "it is started again"
     left = f"{total + 1} of {number_of(allowed, 'restart')}"
     told = f"{reason}; {which} in {wait_s:g} s ({left})"
@@ -63,6 +67,14 @@ def rank_died(state: State, job: Job, exited: WorkerExited, now_s: float) -> Non
     job.died_s[exited.rank] = now_s
     job.missing_since_s.pop(exited.rank, None)
     state.out.append(StartTimer(RankDue(job.id, exited.rank), now_s + wait_s))
+
+
+def _quick_deaths(job: Job, rank: int, now_s: float) -> int:
+    """Count the deaths of the rank up to this one that followed soon after one another."""
+    before = job.quick_deaths.get(rank, 0)
+    lived_s = now_s - job.died_s.get(rank, -inf) - _wait_s(before)
+    job.quick_deaths[rank] = 1 if lived_s > LIVED_S else before + 1
+    return job.quick_deaths[rank]
 
 
 def _wait_s(times: int) -> float:

@@ -24,9 +24,18 @@ from slackwater.common.base.words import number_of
 from slackwater.schemas import subjects
 from slackwater.schemas.base import CONFLICT, NOT_FOUND, RUN_ATTEMPTS, Message, NodeId, Ok, Refused
 from slackwater.schemas.gpus import NodeAllocation, held
-from slackwater.schemas.job_requests import AskSize, JobInfo, JoinJob, ScaleJob, SizeWanted
+from slackwater.schemas.job_requests import (
+    AskSize,
+    JobInfo,
+    JoinJob,
+    Meet,
+    Meeting,
+    ScaleJob,
+    SizeWanted,
+)
 from slackwater.schemas.job_states import STATE_SAID
 from slackwater.schemas.jobs import JobRecord
+from slackwater.schemas.progress import ProgramProgress
 from slackwater.schemas.workers import StopWorkers, WorkerExited
 from slackwater.services.master import lifecycle
 from slackwater.services.master.gangs import asked, present, processes, ranks_at
@@ -271,6 +280,8 @@ def begin(state: State, job: Job, allocation: NodeAllocation, now_s: float) -> N
         state.change(job, now_s, resizing="ordered", size_next=wanted)
         state.tell(job, "resizing", now_s, f"{has - wanted} of its {has} workers leave")
         return
+    for rank in range(has, wanted):  # One of its number may have been missed before it left.
+        job.missing_since_s.pop(rank, None)
     joins = {str(r): record.joins.get(str(r), 0) + 1 for r in range(has, wanted)}
     changes: dict[str, Any] = {
         "allocation": allocation,
@@ -318,6 +329,31 @@ def size(state: State, message: AskSize, now_s: float) -> Message:
     record = job.record
     wanted = record.size_next if record.resizing == "ordered" else present(record)
     return SizeWanted(workers=max(1, wanted))
+
+
+def meet(state: State, message: Meet, now_s: float) -> Message:
+    """Tell a host of an elastic program where its driver is, or learn it from rank 0."""
+    job = state.shown_job(message.job)
+    if job is None:
+        return Refused(reason=unknown(message.job), code=NOT_FOUND)
+    if message.rank == 0 and message.address:
+        job.hosts_meet = message.address, message.secret
+        if message.progress is not None:
+            _tell_moves(state, job, message.progress, now_s)
+        job.progress.program = message.progress
+    address, secret = job.hosts_meet
+    return Meeting(address=address, secret=secret, over=job.ended or "0" in job.record.results)
+
+
+def _tell_moves(state: State, job: Job, now: ProgramProgress, now_s: float) -> None:
+    """Tell how many executors went elsewhere since rank 0 was heard before."""
+    before = job.progress.program
+    if before is None or now.moves <= before.moves:
+        return
+    moved = number_of(now.moves - before.moves, "executor")
+    were = f", before on {before.hosts}" if before.hosts != now.hosts else ""
+    on = f"{now.executors} are on {number_of(now.hosts, 'host')}{were}"
+    state.tell(job, "executors-moved", now_s, f"{moved} moved, {on}")
 
 
 def _counts(state: State, job: Job, message: AskSize, now_s: float) -> None:

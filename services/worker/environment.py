@@ -6,6 +6,7 @@ given for itself (credentials, addresses, a service manager's sockets) is none o
 
 import os
 import shutil
+import socket
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -53,6 +54,7 @@ def rank_environment(
         "SLACKWATER_RANK": str(effect.rank),
         "SLACKWATER_WORKERS": str(effect.workers),
         "SLACKWATER_RESULT": str(result.absolute()),
+        "SLACKWATER_ADDRESS": config.address or socket.gethostname(),
         **visible_gpus(effect.gpu_ids),
         **told_of_gpus(effect),
         **gang_environment(effect, node),

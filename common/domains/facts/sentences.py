@@ -181,7 +181,7 @@ _JOB: Final[dict[str, Callable[[JobEvent], str]]] = {
     "failed": lambda fact: ended(fact.job, "failed", fact.reason),
     "cancelled": lambda fact: ended(fact.job, "cancelled", fact.reason),
     **dict.fromkeys(
-        ("rank-restarted", "scaling", "joining", "resizing", "scaled"),
+        ("rank-restarted", "scaling", "joining", "resizing", "scaled", "executors-moved"),
         lambda fact: f"{fact.job}: {fact.reason}",
     ),
     "located": _located,

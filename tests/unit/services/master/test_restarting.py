@@ -11,7 +11,12 @@ from tests.unit.services.master.test_master_core import (
 
 from slackwater.common.base.effects import Answered, Persist, Reply, StartTimer, TimerFired
 from slackwater.schemas.base import JobId, NodeId, Ok
-from slackwater.schemas.workers import StartWorkers, StopWorkers, WorkerExited
+from slackwater.schemas.workers import (
+    USELESS_TO_RESTART,
+    StartWorkers,
+    StopWorkers,
+    WorkerExited,
+)
 from slackwater.services.master.keys import Order, OrderKey, RankDue
 from slackwater.services.master.rank_restarts import WAIT_S_MAX, death
 
@@ -65,6 +70,14 @@ def test_restarts_are_counted_over_all_ranks_and_the_last_death_fails_the_job() 
     assert harness.step(TimerFired(RankDue(JobId("a"), 0))) == [], "its timer comes late"
 
 
+def test_a_program_that_says_that_a_restart_is_useless_is_not_started_again() -> None:
+    harness = running(restarts=20)
+    effects = harness.ask(exited(0, USELESS_TO_RESTART, "slackwater: row 11"))
+    assert orders(effects) == [StopWorkers(job="a")]
+    reason = "rank 0 on n1 ended with exit code 78: slackwater: row 11"
+    assert (harness.job("a").state, harness.job("a").reason) == ("failed", reason)
+
+
 def test_a_rank_that_dies_again_and_again_waits_longer_each_time() -> None:
     harness, waits_s = running(restarts=20), []
     for attempt in range(10):
@@ -73,6 +86,17 @@ def test_a_rank_that_dies_again_and_again_waits_longer_each_time() -> None:
         harness.step(TimerFired(timer.key))
     assert waits_s[:3] == [0.5, 1.0, 2.0]
     assert waits_s[-1] == WAIT_S_MAX
+
+
+def test_a_rank_that_lived_for_a_while_waits_as_at_first() -> None:
+    harness, waits_s = running(restarts=20), []
+    for attempt, lived_s in enumerate((0.0, 10.0, 59.0, 61.0, 3.0)):
+        harness.now_s += lived_s
+        timer = only(harness.ask(exited(0, -9, attempt=attempt)), StartTimer)
+        waits_s.append(timer.at_s - harness.now_s)
+        harness.now_s = timer.at_s
+        harness.step(TimerFired(timer.key))
+    assert waits_s == [0.5, 1.0, 2.0, 0.5, 1.0]
 
 
 def test_a_master_that_was_killed_during_a_restart_orders_the_same_attempt() -> None:

@@ -5,12 +5,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.services.master.test_master_core import Harness, facts, orders, spec
 
-from slackwater.common.base.effects import Answered, Effect, Request
+from slackwater.common.base.effects import Answered, Effect, Publish, Request
 from slackwater.schemas.base import RUN_ATTEMPTS, Message, NodeId, Ok, Refused
+from slackwater.schemas.job_events import JobEvent
 from slackwater.schemas.job_requests import (
     AskSize,
+    GetJob,
     JobInfo,
     JoinJob,
+    Meet,
+    Meeting,
     PauseJob,
     RegisterJob,
     ResumeJob,
@@ -19,6 +23,7 @@ from slackwater.schemas.job_requests import (
     SubmitJob,
 )
 from slackwater.schemas.jobs import TensorSpec
+from slackwater.schemas.progress import ProgramProgress
 from slackwater.schemas.workers import StartWorkers, StopWorkers, WorkerExited
 from slackwater.services.master.keys import OrderKey
 from slackwater.services.master.scaling import JOINING_S, compatible, trimmed
@@ -100,6 +105,40 @@ def test_new_ranks_are_started_and_counted_only_once_all_are_ready() -> None:
     assert harness.job("a").size_since == 11
 
 
+def test_hosts_learn_where_rank_0_of_their_program_listens() -> None:
+    harness = Elastic()
+    assert harness.answer(Meet(job="a", rank=1)) == Meeting()
+    told = Meet(job="a", rank=0, address="h:1", secret="s", progress=ProgramProgress(iteration=7))
+    assert harness.answer(told) == Meeting(address="h:1", secret="s")
+    assert harness.answer(Meet(job="a", rank=1)) == Meeting(address="h:1", secret="s")
+    stranger = Meet(job="a", rank=1, address="evil:1", secret="x")
+    assert harness.answer(stranger) == Meeting(address="h:1", secret="s"), "rank 0 alone says it"
+    info = harness.answer(GetJob(job="a"))
+    assert isinstance(info, JobInfo)
+    assert info.progress is not None
+    assert (info.progress.iteration, info.progress.program) == (7, ProgramProgress(iteration=7))
+    harness.ask(WorkerExited(job="a", rank=0, node=N1, code=0))
+    found = harness.answer(Meet(job="a", rank=1))
+    assert isinstance(found, Meeting)
+    assert found.over
+    assert isinstance(harness.answer(Meet(job="b", rank=1)), Refused)
+
+
+def test_moves_of_executors_are_told_as_rank_0_counts_them() -> None:
+    harness = Elastic()
+
+    def met(moves: int, hosts: int) -> list[str]:
+        progress = ProgramProgress(executors=16, hosts=hosts, moves=moves)
+        effects = harness.ask(Meet(job="a", rank=0, address="h:1", secret="s", progress=progress))
+        told = [each.message for each in effects if isinstance(each, Publish)]
+        return [fact.reason for fact in told if isinstance(fact, JobEvent)]
+
+    assert met(3, 2) == [], "a master that has just begun does not know since when"
+    assert met(3, 4) == []
+    assert met(11, 4) == ["8 executors moved, 16 are on 4 hosts"]
+    assert met(12, 1) == ["1 executor moved, 16 are on 1 host, before on 4"]
+
+
 def test_ranks_leave_once_they_do_not_count_and_free_their_slots_once_they_have_ended() -> None:
     harness = Elastic()
     effects = harness.scale(1)
@@ -158,6 +197,28 @@ def test_ranks_that_are_never_ready_are_given_up() -> None:
         harness.node(running=(("a", 0), ("a", 1), ("a", 2)))
         harness.confirm()
     assert harness.settled() == (2, "running")
+
+
+def test_a_rank_that_was_missed_before_it_left_is_not_missed_when_it_joins_again() -> None:
+    """Red before: found by a run of 200 kills. It had died as it left, and seemed to be missing
+    ever since."""
+    harness = Elastic()
+    harness.node(running=(("a", 0), ("a", 1)))
+    harness.tick()
+    harness.node(running=(("a", 0),))
+    harness.tick()  # It is missing.
+    harness.scale(1)
+    harness.rank_0(1)
+    harness.confirm()
+    for _ in range(30):
+        harness.node(running=(("a", 0),))
+        harness.tick()
+    assert harness.settled() == (1, "running")
+    harness.scale(2)
+    harness.confirm()
+    harness.node(running=(("a", 0),))  # It was told before its process was there.
+    harness.tick()
+    assert harness.job("a").state == "running", harness.job("a").reason
 
 
 def test_a_job_grows_once_there_is_room() -> None:
