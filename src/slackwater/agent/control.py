@@ -25,12 +25,15 @@ from slackwater.schemas.job_requests import (
     FinishJob,
     JobRegistered,
     JoinJob,
+    Meet,
+    Meeting,
     MissingRanks,
     RegisterJob,
     SizeWanted,
 )
 from slackwater.schemas.jobs import JobSpec, TensorSpec
 from slackwater.schemas.placement import Located, LocateJob
+from slackwater.schemas.progress import ProgramProgress
 from slackwater.schemas.telemetry import IterationsObserved
 
 _log = logging.getLogger("slackwater.agent")
@@ -172,6 +175,16 @@ class Control:
             except (Retryable, Rejected) as error:
                 _log.info("job %s, rank %d: joining: %s", self._job, self._rank, error)
             await asyncio.sleep(SIZE_S)
+
+    async def meet(
+        self, address: str = "", secret: str = "", progress: ProgramProgress | None = None
+    ) -> Meeting:
+        """Tell, in rank 0, where the job's driver listens, and how far it is; or ask once. Raises
+        Retryable, Rejected."""
+        message = Meet(
+            job=self._job, rank=self._rank, address=address, secret=secret, progress=progress
+        )
+        return await self._client(budget_s=0.0).master("meet", message, Meeting)
 
     async def finish(self, result: str) -> None:
         """Raises Retryable when no master stores it in time."""

@@ -122,6 +122,10 @@ class AgentCore:
         """Say whether doorbells reach the bucket at present."""
         return self._buckets[index].stage == "ready"
 
+    def aggregator_of(self, index: int) -> AggregatorId:
+        """Return who is believed to have the bucket."""
+        return self._buckets[index].place.aggregator
+
     def describe(self, index: int) -> str:
         """For an error: where the bucket is and what it waits for."""
         if index >= len(self._buckets):

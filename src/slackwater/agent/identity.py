@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 from slackwater.common.base.errors import Rejected
 from slackwater.common.bus.access import Access, Credentials
 from slackwater.common.bus.relay import Ticket, find_ticket
+from slackwater.schemas.workers import USELESS_TO_RESTART
 
 JOB: Final = "SLACKWATER_JOB"
 RANK: Final = "SLACKWATER_RANK"
@@ -24,8 +25,6 @@ URL: Final = "SLACKWATER_URL"
 RESULT: Final = "SLACKWATER_RESULT"
 LAUNCHERS: Final = (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS"))
 """Variables in which torchrun and Slurm's srun give the number of this process, and of all."""
-BAD_CONFIGURATION: Final = 78
-"""Exit code of a program whose environment cannot be understood (sysexits.h: EX_CONFIG)."""
 
 
 class Identity(NamedTuple):
@@ -144,7 +143,7 @@ def plainly(why: str) -> Rejected:
     def say(kind: type[BaseException], raised: BaseException, trace: TracebackType | None) -> None:
         if raised is error:
             sys.stderr.write(f"slackwater: {raised}\n")
-            raise SystemExit(BAD_CONFIGURATION)
+            raise SystemExit(USELESS_TO_RESTART)
         previous(kind, raised, trace)
 
     sys.excepthook = say

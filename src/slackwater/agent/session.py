@@ -98,6 +98,7 @@ class Session:
         self.progress = Progress()
         self.sizing: Sizing | None = None
         """Set in rank 0 of an elastic job."""
+        self.least = 0  # Becomes `Sizing.least`.
         self._spec, self._tensors, self._initial = spec, tensors, initial
         self._way, self._submitted, self._transport = way, submitted, transport
         self._attempt = way.hello.attempt if isinstance(way, Ticket) else 0
@@ -112,14 +113,13 @@ class Session:
         self._rung: deque[tuple[int, int]] = deque()
         self._rings: dict[AggregatorId, list[tuple[int, int]]] = {}
         """Handles and iterations that leave with the effects of one step, by aggregator."""
-        self._flush_due = self._delivered = False
+        self._flush_due = self._delivered = self._all_here = self._finished = False
         self._waiter: Waiter | None = None
         self._patience = Patience(
             self._who(), rank, lambda asking: self._call(lambda: self._spawn(asking)), self._fail
         )
         self._control: Control | None = None
         self._opened = threading.Event()
-        self._all_here = self._finished = False
         self._finish: str | None = None
         self._thread = threading.Thread(
             target=self._live, name=f"slackwater-{spec.id}-{rank}", daemon=True
@@ -416,7 +416,7 @@ class Session:
         if self.plan is None:
             self.buckets = worker_buckets(located, self._spec, self.rank, self._tensors)
             if located.plan.active and self.rank == 0:
-                self.sizing = Sizing(self._spec.workers, ahead=located.plan.virtual)
+                self.sizing = Sizing(self._spec.workers, self.least, ahead=located.plan.virtual)
                 if self._control is not None and self._submitted:
                     self._spawn(self._control.follow_size(self.sizing))
         self.plan = located.plan

@@ -30,7 +30,7 @@ class Sizing:
     """Sizes that rank 0 found in regions, or decided. The program's thread decides, the Agent's own
     reads."""
 
-    def __init__(self, workers: int, *, ahead: bool = False) -> None:
+    def __init__(self, workers: int, least: int = 0, *, ahead: bool = False) -> None:
         """`workers`: the number that the process was started with; `ahead`: others must know of a
         new number by the version before it."""
         self._ahead = int(ahead)
@@ -38,6 +38,9 @@ class Sizing:
         """No process of this rank can have pushed this iteration, if others must know ahead."""
         self.wanted = workers
         """Set by whoever hears the master; counts from the next boundary on."""
+        self.least = least
+        """Workers of the present ones that must go on counting, whatever is wanted: what they hold
+        is not moved yet."""
         self.opened = False
         """The process has all buckets: it decides from now on."""
         self._known: tuple[Size, ...] = ()
@@ -47,6 +50,11 @@ class Sizing:
     @property
     def newest(self) -> Size:
         return self._known[-1]
+
+    @property
+    def target(self) -> int:
+        """Return how many are to count: those that are wanted, and those that may not leave."""
+        return max(self.wanted, min(self.least, self.newest.workers))
 
     def at(self, iteration: int) -> Size:
         """Return the size that counts in the iteration."""
@@ -78,13 +86,13 @@ class Sizing:
 
     def decide(self, since: int) -> bool:
         """From the iteration `since` on, let as many count as are wanted. False: they do."""
-        newest = self.newest
-        if newest.workers == self.wanted or (self._ahead and newest.since > since):
+        newest, wanted = self.newest, self.target
+        if newest.workers == wanted or (self._ahead and newest.since > since):
             return False  # A change that is under way counts first.
         if self._ahead:
             since = max(since, self._unpushed) + 1
         since = max(since, newest.since)
-        self._add(self.at(since).then(since, self.wanted))
+        self._add(self.at(since).then(since, wanted))
         return True
 
     def reached(self, iteration: int) -> bool:

@@ -22,7 +22,7 @@ from slackwater.agent.region_access import ELEMENT, Array, InPlace, Staged, Stag
 from slackwater.common.base import limits
 from slackwater.common.base.errors import DeadlineExceeded, Unavailable
 from slackwater.common.domains.slots.layout import WANTED, WORD, Geometry
-from slackwater.common.domains.slots.region import LOCATION_EPOCH, VERSION
+from slackwater.common.domains.slots.region import LOCATION_EPOCH, VERSION, owner_word
 from slackwater.common.domains.slots.rules import Floats
 from slackwater.common.domains.slots.serving import served_word
 from slackwater.common.transport.base import Channel, RemoteRegion
@@ -95,6 +95,15 @@ class Snapshot(InPlace):
             if self._copies.taken < version:
                 self._take(version)
         return self._copies.parameters[version & 1]
+
+    def look_again(self, version: int, owner: str) -> bool:
+        """Make the copy of `version` anew, of what is newest now. False: the bucket is not this
+        aggregator's, or is being moved. Raises DeadlineExceeded."""
+        region, copies = self._region, self._copies
+        with copies.lock:
+            copies.taken = min(copies.taken, version - 1)
+            self._take(version)
+        return region.owner == owner_word(owner) and not region.transfer
 
     def _take(self, version: int) -> None:
         """Raises DeadlineExceeded after more tries than there can be reasons for."""

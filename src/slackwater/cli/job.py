@@ -267,6 +267,8 @@ def _going(progress: JobProgress, ended: bool) -> Iterator[tuple[str, str]]:
         if not ended and progress.eta_s is not None:
             parts.append(figures.left(progress))
         yield "Progress", ", ".join(parts)
+    if (program := progress.program) is not None:
+        yield "Tasks", figures.program(program)
     if progress.loss is not None:
         yield "Loss", f"{figures.loss(progress.loss)} of its profiled speed"
 
@@ -279,7 +281,8 @@ def _ranks(record: JobRecord, progress: JobProgress | None, now_s: float) -> Ite
         rank, result = heard.get(number), record.results.get(str(number))
         cells = [str(number), "", "", ""]
         if rank is not None:
-            total = progress.iterations if progress is not None else 0
+            batches = progress is None or progress.program is not None  # A host counts those.
+            total = 0 if progress is None or batches else progress.iterations
             cells[1] = f"{rank.iteration:,}" + (f"/{total:,}" if total else "")
             cells[2] = figures.speed(rank.speed)
             cells[3] = f"{figures.lasted(now_s - rank.heard_s)} ago"

@@ -14,9 +14,26 @@ from typing import Annotated, Any, Final
 import typer
 
 from slackwater.cli import wait
+from slackwater.cli.elastic_program import (
+    Hosts,
+    elastic_fields,
+    named_after_its_file,
+    program_of,
+)
 from slackwater.cli.show import with_client
-from slackwater.cli.submit import begun_with, checked, environment
-from slackwater.cli.submit_options import Aggregate, Checkpoint, Env, From, Gpus, Id, Restarts
+from slackwater.cli.submit import begun_with, checked, environment, saving
+from slackwater.cli.submit_options import (
+    Aggregate,
+    Checkpoint,
+    Env,
+    From,
+    Gpus,
+    Id,
+    Restarts,
+    SaveEvery,
+    SaveFraction,
+    SaveTo,
+)
 from slackwater.cli.submit_wait import ended_as, follow
 from slackwater.common.base import limits
 from slackwater.common.base.errors import Rejected, SlackwaterError, Unavailable
@@ -27,6 +44,7 @@ from slackwater.common.embedded import (
     whole_cores,
 )
 from slackwater.common.shell.client import Client, connect
+from slackwater.console import figures
 from slackwater.console.after_dashes import CommandAfterDashes, after_dashes
 from slackwater.console.names import new_id, said
 from slackwater.console.options import Json, Url
@@ -56,14 +74,20 @@ def launch(
     context: typer.Context,
     words: Annotated[
         list[str] | None,
-        typer.Argument(hidden=True, help="Nothing: the command comes after --."),
+        typer.Argument(
+            metavar="APP", help="An elastic program (a .py file); a command comes after --."
+        ),
     ] = None,
     workers: _Workers = None,
+    hosts: Hosts = "",
     gpus: Gpus = 0,
     restarts: Restarts = 0,
     aggregate: Aggregate = "auto",
     checkpoint: Checkpoint = None,
     start_from: From = None,
+    save_to: SaveTo = None,
+    save_every: SaveEvery = "",
+    save_fraction: SaveFraction = 1.0,
     env: Env = None,
     id: Id = "",
     url: Url = None,
@@ -72,18 +96,21 @@ def launch(
     """Run a program as a job, show what its ranks print, and exit as it does.
 
     For example: `slackwater launch --workers 2 -- python train.py`. The program may be any that
-    torchrun starts. On the cluster that is up, else on one that starts and ends with this command.
+    torchrun starts. `slackwater launch app.py --hosts 2:8` runs an elastic program, whose hosts
+    come and go. On the cluster that is up, else on one that starts and ends with this command.
     Ctrl-C cancels the job.
     """
     with reported():
         options = {**locals()}
-        spec = _spec(options, after_dashes(context))
+        program = after_dashes(context)
+        app = None if program else program_of(words or [], hosts)
+        spec = _spec(options, program, app)
         here = _has_none(url)
     if here:
         with reported():
             code = asyncio.run(_on_its_own(spec, json))
     else:
-        code = with_client(url, lambda client: attended(client, spec, json))
+        code = with_client(url, lambda client: _on_this(client, spec, json, app is not None, id))
     if code:
         raise typer.Exit(code)
 
@@ -91,9 +118,14 @@ def launch(
 launch.command_class = CommandAfterDashes  # type: ignore[attr-defined]
 
 
-def _spec(options: dict[str, Any], program: tuple[str, ...] | None) -> JobSpec:
-    """Raises Usage."""
-    if options["words"] or not program:
+def _spec(
+    options: dict[str, Any], program: tuple[str, ...] | None, app: tuple[str, ...] | None
+) -> JobSpec:
+    """`app`: the command of an elastic program. Raises Usage."""
+    if options["hosts"] and app is None:
+        raise Usage(f"--hosts {options['hosts']}: of an elastic program; for a command --workers")
+    program = app or program
+    if not app and (options["words"] or not program):
         given = " ".join(options["words"] or ())
         what = f"{shown(given)}: a command" if given else "nothing to run: the command"
         raise Usage(f"{what} comes after --: slackwater launch -- {given or 'python train.py'}")
@@ -111,6 +143,9 @@ def _spec(options: dict[str, Any], program: tuple[str, ...] | None) -> JobSpec:
         fields["checkpoint"] = str(options["checkpoint"].absolute())
     if options["start_from"] is not None:
         fields["start_from"] = begun_with(options["start_from"])
+    fields |= saving(options)
+    if app is not None:
+        fields |= elastic_fields(options)
     return checked(fields)
 
 
@@ -136,6 +171,12 @@ async def _on_its_own(spec: JobSpec, json: bool) -> int:
             return await attended(patient, spec, json)
 
 
+async def _on_this(client: Client, spec: JobSpec, json: bool, elastic: bool, given: str) -> int:
+    if elastic and not given:
+        spec = await named_after_its_file(client, spec)
+    return await attended(client, spec, json)
+
+
 async def attended(client: Client, spec: JobSpec, json: bool) -> int:
     """Submit the job, stay with it, and return its exit code. Interrupted, it is cancelled. Raises
     Rejected where a job of this id has ended: its output would pass for that of this run."""
@@ -158,7 +199,9 @@ async def attended(client: Client, spec: JobSpec, json: bool) -> int:
     progress = (await client.job_info(spec.id)).progress
     lasted_s = record.finished_s - record.started_s
     told = f"job {spec.id} {record.state} after {lasted_s:.1f} s"
-    if progress is not None and progress.iteration:
+    if progress is not None and progress.program is not None:
+        told += f": {progress.iteration} iterations, {figures.program(progress.program)}"
+    elif progress is not None and progress.iteration:
         told += f": {progress.iteration} iterations whose gradients aggregators took"
     if record.state == "completed":
         err.print(told, markup=False)
@@ -166,7 +209,8 @@ async def attended(client: Client, spec: JobSpec, json: bool) -> int:
 
 
 async def _tell(client: Client, id: str) -> None:
-    """Say now and then how far the job is, for those who wait for a program that prints little."""
+    """Say now and then how far the job is, for those who wait for a program that prints little. An
+    elastic program says so by itself."""
     before, at_s = 0, time.monotonic()
     while True:
         await asyncio.sleep(PROGRESS_S)
@@ -175,7 +219,9 @@ async def _tell(client: Client, id: str) -> None:
         except SlackwaterError:
             continue  # The next time, perhaps.
         now_s = time.monotonic()
-        if progress is not None and progress.iteration > before:
+        if progress is None or progress.program is not None:
+            continue
+        if progress.iteration > before:
             speed = (progress.iteration - before) / (now_s - at_s)
             err.print(f"{id}: iteration {progress.iteration}, {speed:.3g} a second", markup=False)
             before, at_s = progress.iteration, now_s

@@ -35,7 +35,14 @@ class Scaled(msgspec.Struct, frozen=True):
 def scale(
     id: JobId,
     workers: Annotated[
-        int, typer.Option("--workers", min=1, max=WORKERS_MAX, help="Workers that it is to have.")
+        int,
+        typer.Option(
+            "--workers",
+            "--hosts",
+            min=1,
+            max=WORKERS_MAX,
+            help="Workers that it is to have; of an elastic program, hosts.",
+        ),
     ],
     wait: Annotated[
         bool, typer.Option("--wait", help="Return once it trains with so many.")

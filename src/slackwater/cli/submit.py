@@ -256,7 +256,9 @@ def _with_options(
         fields["hang_timeout_s"] = seconds(options["hang_timeout"], "--hang-timeout")
     if options["checkpoint"] is not None:
         fields["checkpoint"] = str(options["checkpoint"].absolute())
-    fields |= _saves(spec, options)
+    names = ("save_to", "start_from")  # In a file, paths may begin where the user is.
+    fields |= {n: str(Path(at).absolute()) for n in names if (at := getattr(spec, n))}
+    fields |= saving(options, spec.save_to)
     if options["start_from"] is not None:
         fields["start_from"] = begun_with(options["start_from"])
     if sent.venv is not None:
@@ -284,19 +286,17 @@ def environment(given: Iterable[str], own: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def _saves(spec: JobSpec, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of the options about how aggregators save it. Raises Usage."""
-    names = ("save_to", "start_from")  # In a file, paths may begin where the user is.
-    fields: dict[str, Any] = {
-        name: str(Path(at).absolute()) for name in names if (at := getattr(spec, name))
-    }
+def saving(options: Mapping[str, Any], named: str = "") -> dict[str, Any]:
+    """Return the fields of the options about how aggregators save a job; `named`: the folder that
+    its file names. Raises Usage."""
+    fields: dict[str, Any] = {}
     if options["save_to"] is not None:
         fields["save_to"] = str(options["save_to"].absolute())
     if options["save_every"]:
         fields["save_every_s"] = seconds(options["save_every"], "--save-every")
     if options["save_fraction"] < 1.0:
         fields["save_fraction"] = options["save_fraction"]
-    if {"save_every_s", "save_fraction"} & fields.keys() and "save_to" not in fields:
+    if {"save_every_s", "save_fraction"} & fields.keys() and not (named or "save_to" in fields):
         raise Usage("--save-every and --save-fraction say how it is saved: add --save-to FOLDER")
     return fields
 

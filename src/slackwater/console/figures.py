@@ -3,9 +3,10 @@
 from datetime import UTC, datetime
 from typing import Final
 
+from slackwater.common.base.words import number_of
 from slackwater.console.tables import NOTHING
 from slackwater.schemas.jobs import JobSpec
-from slackwater.schemas.progress import JobProgress
+from slackwater.schemas.progress import JobProgress, ProgramProgress
 from slackwater.schemas.steps import StepProfile
 from slackwater.schemas.traffic import By, JobTraffic
 
@@ -44,6 +45,15 @@ def done(progress: JobProgress | None) -> str:
         return f"{progress.epochs:.2f}{target} epochs"
     total = f"/{progress.iterations:,}" if progress.iterations else ""
     return f"{progress.iteration:,}{total}"
+
+
+def program(told: ProgramProgress) -> str:
+    """Say what an elastic program measured, and on how many hosts its executors are."""
+    measured = [f"{name} {value:.6g}" for name, value in told.measured.items()]
+    on = f"{number_of(told.executors, 'executor')} on {number_of(told.hosts, 'host')}"
+    done = f"{told.version:,} tasks done"
+    moved = f"{told.moves:,} moves of executors"
+    return ", ".join([*measured, on, done, moved])
 
 
 def speed(iterations_s: float) -> str:

@@ -24,9 +24,14 @@ def new_id(model: str | None, program: Sequence[str] | None) -> str:
 
 def readable(name: str, suffix: str) -> str:
     """Make an id of any name: train_v2.py becomes train-v2-SUFFIX."""
+    return f"{stem_of(name)}-{suffix}"
+
+
+def stem_of(name: str) -> str:
+    """Return what an id says of a name, itself an id: train_v2.py becomes train-v2."""
     stem = re.sub(r"\.(py|sh)$", "", name.rpartition("/")[2])
     words = "-".join(re.findall(r"[A-Za-z0-9]+", stem))[:STEM_CHARS_MAX].strip("-").lower()
-    return f"{words or 'job'}-{suffix}"
+    return words or "job"
 
 
 def _script(program: Sequence[str]) -> str:
