@@ -37,7 +37,7 @@ FLOORS = (
     "services", "agent",
     "memory.store", "memory.pages", "memory.prefetch", "memory.control", "memory.resilience",
     "memory.nbd", "memory.service", "memory.spill", "memory.array",
-    "torch", "tune", "console", "loadgen", "cli",
+    "torch", "elastic", "tune", "console", "loadgen", "cli",
 )  # fmt: skip
 """The rooms from the ground up: each may import what stands before it, and itself."""
 

@@ -133,7 +133,7 @@ def test_ctrl_c_cancels_the_job_and_ends_the_cluster(launcher: Launcher) -> None
 
 def test_what_cannot_be_launched_is_refused_with_the_remedy(launcher: Launcher) -> None:
     for words, said in (
-        (("launch", "train.py"), "a command comes after --: slackwater launch -- train.py"),
+        (("launch", "train.py"), "a command comes after --: slackwater launch -- python train.py"),
         (("launch",), "the command comes after --: slackwater launch -- python train.py"),
         (("launch", "--aggregate", "perhaps", "--", "python"), "aggregate"),
     ):

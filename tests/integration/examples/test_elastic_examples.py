@@ -1,0 +1,157 @@
+"""The elastic examples are tests: each is run alone and by `slackwater launch`, beside a peer on
+the same data. Each starts Python a few times, which takes seconds."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from tests.conftest import public_traces
+
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
+
+pytestmark = [pytest.mark.live, pytest.mark.timeout(240)]
+
+
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A folder whose path leaves room for sockets in it."""
+    with tempfile.TemporaryDirectory(prefix="sw-") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def reuters() -> str:
+    path = public_traces().parent / "data" / "reuters-lda" / "reuters.ldac"
+    if not path.is_file():
+        pytest.skip(f"the Reuters counts are absent ({path})")
+    return str(path)
+
+
+def result_of(output: str) -> dict[str, Any]:
+    lines = [line.partition("result: ")[2] for line in output.splitlines() if "result: " in line]
+    assert len(lines) == 1, output[-3000:]
+    found: dict[str, Any] = json.loads(lines[0])
+    return found
+
+
+def alone(name: str, **environment: str) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / name)],
+        capture_output=True, text=True, timeout=120, env={**os.environ, **environment},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return result_of(done.stdout)
+
+
+class Launched:
+    """`slackwater launch`, on a cluster of its own."""
+
+    def __init__(self, folder: Path, name: str, *options: str, **environment: str) -> None:
+        own = {"XDG_STATE_HOME": str(folder / "home"), "TMPDIR": str(folder), **environment}
+        inherited = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("SLACKWATER_", "NATS_"))
+        }
+        self.path = str(EXAMPLES / name)
+        given = [word for variable in environment for word in ("--env", variable)]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "slackwater.cli.main", "launch", self.path, *options, *given],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=folder,
+            env={**inherited, **own},
+        )  # fmt: skip
+
+    def output(self) -> str:
+        output, _ = self.process.communicate(timeout=200)
+        assert self.process.returncode == 0, output[-4000:]
+        return output
+
+    def hosts(self) -> list[psutil.Process]:
+        """The processes of its job that run, in the order of their start."""
+        found = []
+        for child in psutil.Process(self.process.pid).children(recursive=True):
+            try:
+                if self.path in child.cmdline()[:3]:
+                    found.append(child)
+            except psutil.Error:  # It has ended.
+                continue
+        return found
+
+
+def test_mlr_is_as_right_as_scikit_learn(short: Path) -> None:
+    from sklearn.datasets import load_digits
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.metrics import log_loss
+
+    x, y = load_digits(return_X_y=True)
+    peer = LogisticRegression(C=10.0, max_iter=300).fit(x / 16, y)
+    lowest = log_loss(y, peer.predict_proba(x / 16))
+    mine = alone("mlr.py", ITERATIONS="600")
+    assert mine["iterations"] == 600
+    assert lowest < mine["loss"] < 0.17, "600 full gradients; the peer's method is of second order"
+    there = Launched(short, "mlr.py", "--hosts", "2:4", ITERATIONS="600").output()
+    assert result_of(there)["loss"] == pytest.approx(mine["loss"], rel=0.005)
+    assert "16 executors on 2 hosts" in there
+
+
+def test_kmeans_is_as_right_as_scikit_learn(short: Path) -> None:
+    from sklearn.cluster import KMeans
+    from sklearn.datasets import load_digits
+
+    x = load_digits().data / 16
+    peer = KMeans(10, n_init=10, random_state=0).fit(x).inertia_
+    there = result_of(Launched(short, "kmeans.py").output())
+    for found in (alone("kmeans.py"), there):
+        assert found["inertia"] < 1.03 * peer
+
+
+def test_factorization_finds_all_but_the_noise(short: Path) -> None:
+    there = result_of(Launched(short, "mf.py").output())
+    for found in (alone("mf.py"), there):
+        assert 0.08 < found["loss"] < 0.11, "the ratings have noise of 0.1"
+
+
+def test_lda_counts_every_token_once_where_hosts_are_killed(short: Path, reuters: str) -> None:
+    mine = alone("lda.py", DATA=reuters, SWEEPS="90")
+    assert (mine["tokens"], mine["least"]) == (84_010, 0)
+    launched, killed = Launched(short, "lda.py", DATA=reuters, SWEEPS="90"), 0
+    until_s = time.monotonic() + 120
+    while killed < 3 and launched.process.poll() is None and time.monotonic() < until_s:
+        time.sleep(1.0)
+        if hosts := launched.hosts():
+            hosts[killed % len(hosts)].send_signal(signal.SIGKILL)
+            killed += 1
+    found = result_of(launched.output())
+    assert killed == 3
+    assert (found["tokens"], found["least"]) == (84_010, 0)
+    assert found["likelihood"] == pytest.approx(mine["likelihood"], abs=0.1)
+
+
+def test_a_peers_likelihood() -> None:
+    """Documents that are drawn from a model are explained better than by scikit-learn's variational
+    inference, and not better than by the model."""
+    from sklearn.decomposition import LatentDirichletAllocation
+
+    found = alone("lda.py")
+    rng = np.random.default_rng(0)
+    topics = rng.dirichlet(np.full(1000, 0.05), 20)
+    docs = np.repeat(np.arange(300), 100)
+    shares = rng.dirichlet(np.full(20, 0.1), 300)
+    z = (shares.cumsum(1)[docs, :-1] < rng.random((30_000, 1))).sum(1)
+    words = (topics.cumsum(1)[z, :-1] < rng.random((30_000, 1))).sum(1)
+    truth = np.log((shares[docs] * topics[:, words].T).sum(1)).mean()
+    counts = np.zeros((300, words.max() + 1))
+    np.add.at(counts, (docs, words), 1)
+    peer = LatentDirichletAllocation(20, max_iter=30, random_state=0).fit(counts)
+    variational = -np.log(peer.perplexity(counts))
+    assert variational < found["likelihood"] < truth

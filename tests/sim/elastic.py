@@ -1,0 +1,332 @@
+"""A whole elastic program in one thread: driver, hosts, tables and files as memory, killed at any
+call, moved and scaled at any time, all drawn from a seed."""
+
+from collections import defaultdict, deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from slackwater.common.base import codec
+from slackwater.common.domains.slots.rules import Floats
+from slackwater.elastic.app import App
+from slackwater.elastic.driver_core import (
+    DriverAction,
+    DriverCore,
+    Finish,
+    KeepState,
+    Report,
+    Send,
+    Shorten,
+    Write,
+)
+from slackwater.elastic.host import Batch, Host
+from slackwater.schemas.base import Message
+from slackwater.schemas.elastic import (
+    Entry,
+    ExecutorGiven,
+    FromDriver,
+    FromHost,
+    HostLeaving,
+    HostReady,
+    TaskFailed,
+    Told,
+)
+
+
+class KilledError(BaseException):
+    """A process ends here, at once."""
+
+
+class Kills:
+    """Kills the process that runs at a call, now and then."""
+
+    def __init__(self, rng: Random, chance: float) -> None:
+        self.rng, self.chance = rng, chance
+
+    def maybe(self) -> None:
+        if self.rng.random() < self.chance:
+            raise KilledError
+
+
+@dataclass
+class Store:
+    """The tables, as aggregators keep them: of each rank the newest batch, table by table."""
+
+    values: dict[str, Floats]
+    applied: dict[tuple[int, str], int] = field(default_factory=lambda: defaultdict(int))
+
+
+class MemoryTables:
+    """Tables as one rank uses them; each table is applied by itself, as aggregators do."""
+
+    def __init__(self, store: Store, rank: int, kills: Kills) -> None:
+        self._store, self._rank, self._kills = store, rank, kills
+
+    @property
+    def number(self) -> int:
+        return min(self._store.applied[self._rank, name] for name in self._store.values)
+
+    def read(self, name: str) -> Floats:
+        self._kills.maybe()
+        if self._kills.rng.random() < 0.2:  # It is afar: an empty batch's answer has it.
+            self.apply(self.number + 1, {})
+        return self._store.values[name].copy()
+
+    def apply(self, number: int, deltas: Mapping[str, Floats]) -> None:
+        for name, values in self._store.values.items():
+            self._kills.maybe()
+            if self._store.applied[self._rank, name] < number:
+                if name in deltas:
+                    values += deltas[name]
+                self._store.applied[self._rank, name] = number
+        self._kills.maybe()
+
+
+@dataclass
+class Disk:
+    """The part of a host that outlives its processes."""
+
+    batch: Batch | None = None
+    states: dict[tuple[int, int, int], bytes] = field(default_factory=dict)
+
+
+class MemoryFiles:
+    def __init__(self, disk: Disk, kills: Kills) -> None:
+        self._disk, self._kills = disk, kills
+
+    def seal(self, batch: Batch) -> None:
+        self._kills.maybe()
+        deltas = {name: delta.copy() for name, delta in batch.deltas.items()}
+        self._disk.batch = batch._replace(deltas=deltas)
+        self._kills.maybe()
+
+    def sealed(self) -> Batch | None:
+        return self._disk.batch
+
+    def keep(self, executor: int, move: int, number: int, state: bytes) -> None:
+        self._kills.maybe()
+        self._disk.states[executor, move, number] = state
+
+    def kept(self, executor: int, move: int, number: int) -> bytes | None:
+        fitting = [
+            key for key in self._disk.states if key[:2] == (executor, move) and key[2] <= number
+        ]
+        return self._disk.states[max(fitting)] if fitting else None
+
+    def settle(self, number: int) -> None:
+        self._disk.states = {k: v for k, v in self._disk.states.items() if k[2] <= number}
+
+    def forget(self, executor: int) -> None:
+        self._disk.states = {k: v for k, v in self._disk.states.items() if k[0] != executor}
+
+
+@dataclass
+class Process:
+    """A host's process, and its connection to the driver."""
+
+    host: Host
+    up: deque[tuple[Message, bytes]] = field(default_factory=deque)
+    down: deque[tuple[Message, bytes]] = field(default_factory=deque)
+    connected: bool = False
+
+
+class World:
+    """`driver`: makes the program's driver, anew for each process of it."""
+
+    host_kind = Host
+
+    def __init__(self, app: App, driver: Any, seed: int, hosts: int = 3, kill: float = 0.0) -> None:
+        self.rng = Random(seed)
+        self.app, self._driver, self._most = app, driver, 5
+        self.kills = Kills(self.rng, kill)
+        self.shortened = 0
+        self.store = Store({n: t.first_values(n) for n, t in app.tables.items()})
+        self.disks: dict[int, Disk] = defaultdict(Disk)
+        self.journal: list[Entry] = []
+        self.states: dict[tuple[int, int], bytes] = {}
+        self.processes: dict[int, Process] = {}
+        self.finished: Finish | None = None
+        self.reports: list[Report] = []
+        self.deaths = self.driver_deaths = self.moves = self.fetches = self.gets = 0
+        self._payload = b""
+        self.wanted = hosts
+        self.core = self._core()
+        self.kills.chance = 0.0
+        self._do(self.core.begin(f"run-{seed}"))
+        self.kills.chance = kill
+        for rank in range(hosts):
+            self._start(rank)
+
+    def _core(self) -> DriverCore:
+        return DriverCore(self._driver(), self.app.executors, "a program", min(2, self.wanted))
+
+    # The driver -----------------------------------------------------------------------------------
+
+    def _do(self, effects: list[DriverAction]) -> None:
+        for effect in effects:
+            self.kills.maybe()
+            match effect:
+                case Write():
+                    self.journal.append(effect.entry)
+                case KeepState():
+                    self.states[effect.executor, effect.move] = self._payload
+                case Send():
+                    process = self.processes.get(effect.rank)
+                    if process is not None and process.connected:
+                        payload = self.states[effect.state] if effect.state else b""
+                        message = codec.decode(codec.encode(effect.message), FromDriver)
+                        process.down.append((message, payload))
+                case Report():
+                    self.reports.append(effect)
+                case Finish():
+                    self.finished = effect
+                case Shorten():
+                    self.journal = [effect.entry]
+                    self.shortened += 1
+
+    def _shorten(self) -> None:
+        """Let the journal be shortened now and then, between two steps."""
+        if self.rng.random() < 0.05:
+            self._do_alive(self.core.shorten)
+
+    def _driver_dies(self) -> None:
+        self.driver_deaths += 1
+        for process in self.processes.values():
+            process.connected = False
+            process.up.clear()
+            process.down.clear()
+        self.core = self._core()
+        chance, self.kills.chance = self.kills.chance, 0.0
+        self._do(self.core.resume(self.journal))
+        self._do(self.core.begin_anyway())
+        self.kills.chance = chance
+
+    def _to_driver(self, rank: int, message: Message, payload: bytes) -> None:
+        self._payload = payload
+        match codec.decode(codec.encode(message), FromHost):
+            case HostReady() as ready:
+                effects = self.core.ready(rank, ready)
+            case Told() as told:
+                effects = self.core.told(rank, told)
+            case ExecutorGiven() as given:
+                self.moves += 1
+                effects = self.core.given(rank, given)
+            case HostLeaving():
+                self.core.leaving(rank)
+                effects = self.core.arrange() if self.rng.random() < 0.5 else []
+            case TaskFailed() as failed:
+                raise AssertionError(failed.reason)
+        self._do(effects)
+
+    # Hosts ----------------------------------------------------------------------------------------
+
+    def _start(self, rank: int) -> None:
+        process: Process
+
+        def send(message: Message, payload: bytes) -> None:
+            self.kills.maybe()
+            process.up.append((message, payload))
+
+        host = self.host_kind(
+            self.app,
+            MemoryTables(self.store, rank, self.kills),
+            lambda run: MemoryFiles(self.disks[rank], self.kills),
+            send,
+            now_s=lambda: float(self.rng.randrange(2)),
+        )
+        process = self.processes[rank] = Process(host)
+
+    def _dies(self, rank: int) -> None:
+        self.deaths += 1
+        cache = self.processes[rank].host.cache
+        self.gets, self.fetches = self.gets + cache.gets, self.fetches + cache.fetches
+        self._start(rank)
+        self._do_alive(lambda: self.core.lost(rank))
+
+    def _do_alive(self, call: Any) -> None:
+        try:
+            self._do(call())
+        except KilledError:
+            self._driver_dies()
+
+    def turn(self) -> None:
+        """Let one thing happen."""
+        if self.rng.random() < 0.05:  # A timer.
+            self._do_alive(self.core.arrange)
+        self._shorten()
+        rank = self.rng.choice(sorted(self.processes))
+        process = self.processes[rank]
+        if self.rng.random() < 0.05:  # The number of workers changes.
+            try:
+                process.host.push_nothing()
+            except KilledError:
+                self._dies(rank)
+                return
+        if not process.connected:
+            process.connected = True
+            process.host.cut_off()
+            process.up.clear()
+            process.down.clear()
+            self._do_alive(lambda: self.core.joined(rank))
+            return
+        if process.up and self.rng.random() < 0.5:
+            message, payload = process.up.popleft()
+            try:
+                self._to_driver(rank, message, payload)
+            except KilledError:
+                self._driver_dies()
+            return
+        try:
+            if process.down and self.rng.random() < 0.6:
+                process.host.heard(*process.down.popleft())
+            else:
+                process.host.step()
+        except KilledError:
+            self._dies(rank)
+            return
+        if process.host.over is not None and self.core.ended is None:
+            del self.processes[rank]
+            self._do_alive(lambda: self.core.lost(rank))
+
+    def _settle(self) -> None:
+        """Let processes that came after a kill complete what was sealed, as they do before they
+        hear that all is over."""
+        self.kills.chance = 0.0
+        for rank, process in self.processes.items():
+            process.connected = True
+            process.down.clear()
+            self._do(self.core.joined(rank))
+            process.host.heard(*process.down.popleft())
+
+    def scale(self) -> None:
+        """Want another number of hosts, or let one be asked to end."""
+        self.wanted = self.rng.randint(1, self._most)
+        for rank in range(self.wanted):
+            if rank not in self.processes:
+                self._start(rank)
+        self._do_alive(lambda: self.core.want(self.wanted))
+        for rank in list(self.processes):
+            if rank >= self.wanted:
+                try:
+                    self.processes[rank].host.leave()
+                except KilledError:
+                    self._dies(rank)
+
+    def play(self, turns: int = 200_000, scale: float = 0.0, sever: float = 0.0) -> "World":
+        """Until the program has ended. Raises AssertionError where it does not."""
+        for _ in range(turns):
+            if self.finished is not None:
+                self._settle()
+                return self
+            self.turn()
+            if self.rng.random() < scale:
+                self.scale()
+            if self.rng.random() < sever:
+                rank = self.rng.choice(sorted(self.processes))
+                self.processes[rank].connected = False
+                self._do_alive(lambda r=rank: self.core.lost(r))
+        raise AssertionError(
+            f"not ended after {turns} turns: {self.core.pending} orders are out, hosts "
+            f"{self.core.hosts}, wanted {self.wanted}"
+        )

@@ -1,0 +1,228 @@
+"""Elastic programs as a whole, against what Litz's model promises (Qiao 2021, sections 4.3, 4.4):
+every read is as fresh as its order's version demands, a process reads its own writes, and every
+task counts exactly once, whoever is killed, moved, cut off or scaled away.
+
+`Counting` checks each read: a task adds one to its executor's row of two tables, and its executor's
+state counts its tasks.
+"""
+
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.sim.elastic import World
+
+from slackwater.elastic.app import App, Executor, Table
+from slackwater.elastic.cache import TableCache
+from slackwater.elastic.drivers import Asp, Driver, Run, Ssp
+from slackwater.elastic.host import Host
+from slackwater.schemas.base import Message
+from slackwater.schemas.elastic import TakeExecutor
+
+SEEDS = int(os.environ.get("ELASTIC_SEEDS", "150"))
+
+
+class Counting(App):
+    executors = 7
+    tables = {"n": Table(7, 1), "m": Table(3, 2, dtype="int32")}
+
+    class Executor(Executor):
+        def load(self, part: int) -> None:
+            self.part, self.runs = part, 0
+
+        def run(self, ctx: Any, task: Any) -> int:
+            least, seen = np.array(task), ctx.get("n")[:, 0]
+            assert (seen >= least).all(), f"{seen}, where {least} were told before the dispatch"
+            assert seen[self.part] == self.runs, f"{seen[self.part]} of its own {self.runs} writes"
+            ctx.update("n", np.ones((1, 1)), rows=[self.part])
+            assert ctx.get("n", rows=[self.part])[0, 0] == self.runs + 1
+            ctx.update("m", [[1, 0], [2, 3]], rows=[0, 2])
+            self.runs += 1
+            return self.runs
+
+        def save(self) -> Any:
+            return {"runs": self.runs, "some": np.arange(self.runs)}
+
+        def restore(self, state: Any) -> None:
+            assert (state["some"] == np.arange(state["runs"])).all()
+            self.runs = state["runs"]
+
+
+class Counts(Driver):
+    """Each executor has two tasks at a time; a task is what was told of all before it."""
+
+    tasks = 60
+
+    def save(self) -> Any:
+        return {"told": self.told, "results": self.results}
+
+    def restore(self, state: Any) -> None:
+        self.told, self.results = state["told"], state["results"]
+
+    def start(self, run: Run) -> None:
+        self.told, self.results = [0] * run.executors, list[list[int]]()
+        self.results = [[] for _ in range(run.executors)]
+        for executor in range(run.executors):
+            for _ in range(2):
+                run.dispatch(executor, list(self.told))
+
+    def done(self, run: Run, executor: int, task: Any, result: Any) -> None:
+        self.told[executor] += 1
+        self.results[executor].append(result)
+        if sum(self.told) >= self.tasks:
+            run.end(list(self.told))
+            return
+        run.dispatch(executor, list(self.told))
+
+
+def check(world: World) -> None:
+    """Every completion that was told is in the tables exactly once, and at most what was out."""
+    assert world.finished is not None
+    assert not world.finished.reason
+    told = np.array(world.finished.result)
+    counted = world.store.values["n"][:, 0]
+    assert (counted >= told).all()
+    assert world.store.values["m"][0, 0] == counted.sum()
+    assert world.store.values["m"].tolist()[2] == [2 * counted.sum(), 3 * counted.sum()]
+    driver: Any = world.core._driver
+    assert all(results == [*range(1, len(results) + 1)] for results in driver.results)
+
+
+def test_undisturbed() -> None:
+    for seed in range(20):
+        check(World(Counting(), Counts, seed).play())
+
+
+@pytest.mark.parametrize("part", range(5))
+def test_killed_moved_and_scaled(part: int) -> None:
+    """A few hundred whole runs; `ELASTIC_SEEDS=10000` for more."""
+    deaths = driver_deaths = moves = shortened = 0
+    for seed in range(part, SEEDS, 5):
+        world = World(Counting(), Counts, seed, kill=0.01)
+        check(world.play(scale=0.01, sever=0.005))
+        deaths, moves = deaths + world.deaths, moves + world.moves
+        driver_deaths += world.driver_deaths
+        shortened += world.shortened
+    assert min(deaths, driver_deaths, moves, shortened) > SEEDS // 5
+
+
+def test_iterations_are_reported_once_and_in_order() -> None:
+    class Adding(App):
+        executors = 5
+        tables = {"n": Table(1, 1)}
+
+        class Executor(Executor):
+            def run(self, ctx: Any, task: Any) -> float:
+                ctx.update("n", [[1.0]])
+                return float(task)
+
+    for seed in range(10):
+        for driver in (lambda: Ssp(6, 1), lambda: Asp(6)):
+            world = World(Adding(), driver, seed, kill=0.003).play(scale=0.01)
+            assert world.finished is not None
+            assert world.finished.result == {"iterations": 6, "loss": 5.0}
+            assert world.store.values["n"][0, 0] == 30
+            if not world.driver_deaths:
+                assert [report.iteration for report in world.reports] == [*range(1, 7)]
+
+
+# Faults that the simulation must find -----------------------------------------------------------
+
+
+def broken(monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
+    def play_many() -> None:
+        for seed in range(200):
+            check(World(Counting(), Counts, seed, **options).play(scale=0.02))
+
+    with pytest.raises(AssertionError):
+        play_many()
+
+
+def test_finds_completions_told_before_their_updates(monkeypatch: pytest.MonkeyPatch) -> None:
+    flush = Host._flush
+
+    def early(self: Any) -> None:
+        apply = self._tables.apply
+        later: list[Any] = []
+        self._tables.apply = lambda number, deltas: later.append((number, dict(deltas)))
+        flush(self)
+        self._tables.apply = apply
+        self.__dict__.setdefault("held_back", []).extend(later)
+        if len(self.held_back) > 1:
+            apply(*self.held_back.pop(0))
+
+    monkeypatch.setattr(Host, "_flush", early)
+    broken(monkeypatch)
+
+
+def test_finds_a_cache_that_serves_newer_orders(monkeypatch: pytest.MonkeyPatch) -> None:
+    get = TableCache.get
+    monkeypatch.setattr(
+        TableCache, "get", lambda self, name, rows, version: get(self, name, rows, version // 8)
+    )
+    broken(monkeypatch)
+
+
+def test_finds_a_cache_that_forgets_what_was_flushed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def sent(self: Any) -> None:
+        self._log = {}
+
+    monkeypatch.setattr(TableCache, "sent", sent)
+    broken(monkeypatch)
+
+
+def test_finds_executors_that_read_older_values_where_they_go(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(TableCache, "clear", lambda self: None)
+    broken(monkeypatch)
+
+
+def test_finds_a_batch_that_is_not_redone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Host, "_redo", lambda self: None)
+    broken(monkeypatch, kill=0.01)
+
+
+def test_finds_an_empty_batch_that_takes_the_number_of_a_sealed_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Found by a run of 200 kills: rank 0 pushed one for a change of size before it had read what
+    the process before it had sealed."""
+
+    def at_once(self: Any) -> None:
+        self._tables.apply(self._tables.number + 1, {})
+
+    monkeypatch.setattr(Host, "push_nothing", at_once)
+    broken(monkeypatch, kill=0.01)
+
+
+def test_finds_an_empty_batch_that_is_left_in_some_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    def sealed_alone(self: Any) -> None:
+        batch = self._files.sealed()
+        if batch is not None and batch.number == self._tables.number + 1:
+            self._tables.apply(batch.number, batch.deltas)
+        self._files.settle(self._tables.number)
+        self._unnoted = batch
+
+    monkeypatch.setattr(Host, "_redo", sealed_alone)
+    broken(monkeypatch, kill=0.01)
+
+
+def test_finds_a_driver_s_state_that_lacks_something(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forgetful(self: Any, state: Any) -> None:
+        self.told, self.results = state["told"], [each[:-1] for each in state["results"]]
+
+    monkeypatch.setattr(Counts, "restore", forgetful)
+    broken(monkeypatch, kill=0.01)
+
+
+def test_finds_a_state_that_does_not_go_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    take = Host._take
+
+    def fresh(self: Any, message: Message, payload: bytes) -> None:
+        assert isinstance(message, TakeExecutor)
+        take(self, TakeExecutor(executor=message.executor, move=message.move), b"")
+
+    monkeypatch.setattr(Host, "_take", fresh)
+    broken(monkeypatch)

@@ -1,0 +1,116 @@
+"""The cache of tables in a host: what a task reads, and what it may add."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slackwater.common.base.errors import Rejected
+from slackwater.elastic.app import EXACT_MAX, Table
+from slackwater.elastic.cache import TableCache
+
+TABLES = {"w": Table(4, 2), "n": Table(3, 1, dtype="int32")}
+
+
+class Store:
+    """The tables elsewhere."""
+
+    def __init__(self) -> None:
+        self.values = {name: table.first_values(name) for name, table in TABLES.items()}
+        self.cache = TableCache(TABLES, lambda name: self.values[name].copy())
+
+    def flush(self) -> None:
+        for name, delta in self.cache.log.items():
+            self.values[name] += delta
+        self.cache.sent()
+
+
+def test_a_value_is_fetched_once_a_version_and_serves_older_orders() -> None:
+    store = Store()
+    for version in (3, 3, 2, 0, 4):
+        store.cache.get("w", None, version)
+    assert (store.cache.gets, store.cache.fetches) == (5, 2)
+
+
+def test_what_is_returned_is_a_copy() -> None:
+    cache = Store().cache
+    cache.get("w", None, 0)[:] = 7
+    cache.get("w", [1], 0)[:] = 7
+    assert not cache.get("w", None, 0).any()
+
+
+def test_updates_of_a_task_count_once_it_is_complete() -> None:
+    store = Store()
+    store.cache.update("w", np.ones((4, 2)), None)
+    assert store.cache.get("w", [0], 0).tolist() == [[1, 1]], "it reads its own"
+    assert not store.cache.log
+    store.cache.discard()
+    assert not store.cache.get("w", None, 0).any()
+    store.cache.update("w", [[1, 2], [3, 4]], [2, 2])
+    store.cache.complete()
+    assert store.cache.log["w"][2].tolist() == [4, 6], "a row that is named twice"
+
+
+@given(st.lists(st.sampled_from(["add", "complete", "discard", "flush", "other", "read"])))
+def test_reads_are_what_was_read_plus_all_of_our_own(steps: list[str]) -> None:
+    """However adds, flushes and others' updates follow one another."""
+    store, own, task, version = Store(), 0.0, 0.0, 0
+    seen = 0.0
+    for step in steps:
+        if step == "add":
+            store.cache.update("w", np.ones((4, 2)), None)
+            task += 1
+        elif step == "complete":
+            store.cache.complete()
+            own, task = own + task, 0.0
+        elif step == "discard":
+            store.cache.discard()
+            task = 0.0
+        elif step == "flush":
+            store.flush()
+        elif step == "other":
+            store.values["w"] += 100
+            version += 1
+        else:
+            value = float(store.cache.get("w", None, version)[0, 0])
+            assert value % 100 == own + task
+            assert value // 100 == version
+            assert value - task >= seen, "what was complete stays"
+            seen = value - task
+
+
+@pytest.mark.parametrize(
+    ("call", "why"),
+    [
+        (lambda c: c.get("x", None, 0), "unknown table 'x'; the program has w, n"),
+        (lambda c: c.get("w", [4], 0), "row 4; it has 4, from 0 on"),
+        (lambda c: c.get("w", [-1], 0), "row -1"),
+        (lambda c: c.get("w", [0.5], 0), "rows are float64"),
+        (lambda c: c.get("w", 1, 0), "of 0 dimensions"),
+        (lambda c: c.update("w", np.ones(2), None), r"shape \(2,\), what it goes to has \(4, 2\)"),
+        (lambda c: c.update("w", np.ones((4, 2)), [1]), r"has \(1, 2\)"),
+        (lambda c: c.update("w", np.full((4, 2), np.nan), None), "NaN or infinity"),
+        (lambda c: c.update("w", np.full((4, 2), 1e300), None), "NaN or infinity"),
+        (lambda c: c.update("w", [["a"] * 2] * 4, None), "give real numbers"),
+        (lambda c: c.update("n", [[0.5]] * 3, None), "its numbers are whole"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:overflow")
+def test_a_wrong_call_is_refused_and_changes_nothing(call: Any, why: str) -> None:
+    cache = Store().cache
+    with pytest.raises(Rejected, match=why):
+        call(cache)
+    cache.complete()
+    assert not cache.log
+
+
+def test_counts_are_whole_and_refused_where_they_would_not_be_exact() -> None:
+    store = Store()
+    store.cache.update("n", [[EXACT_MAX - 1]], [0])
+    found = store.cache.get("n", None, 0)
+    assert (found.dtype, found.tolist()) == (np.int32, [[EXACT_MAX - 1], [0], [0]])
+    store.cache.update("n", [[1]], [0])
+    with pytest.raises(Rejected, match="2\\^24"):
+        store.cache.get("n", None, 0)
