@@ -35,6 +35,7 @@ async def fill(c: Any, name: str, pages: int = PAGES) -> tuple[Any, bytes]:
     width = device.resilience.width
     await device.write_pages(every, memoryview(data))
     await c.until(lambda: sum(m is not None for m in device.members(0)) == width)
+    await c.mapped(1)
     await device.write_pages(every, memoryview(data))
     await c.until(lambda: device.present_pages(0) == pages)
     await device.flush()  # So that no read finds its page among the held buffers.

@@ -140,15 +140,18 @@ class Lenders:
         await self._refills.close()
 
     async def close(self) -> None:
-        """Give the slabs back, within a moment, and end the channels."""
+        """Give the slabs back, within a moment, and end the channels, also where it is given up
+        that they are given back."""
         self.feed(Stopping())
-        await self._leavings.begun_ended(_STOP_S)
-        self._closed = True
-        self._runner.timers.close()
-        await asyncio.gather(*(channel.close() for channel in tuple(self._channels.values())))
-        await self._runner.close()
-        for slab in self._slabs.values():
-            slab.close()
+        try:
+            await self._leavings.begun_ended(_STOP_S)
+        finally:
+            self._closed = True
+            self._runner.timers.close()
+            await asyncio.gather(*(channel.close() for channel in tuple(self._channels.values())))
+            await self._runner.close()
+            for slab in self._slabs.values():
+                slab.close()
 
     def feed(self, event: Event) -> None:
         """One step, and its effects."""
