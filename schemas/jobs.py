@@ -117,6 +117,12 @@ class TensorSpec(Record, kw_only=True, frozen=True):
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
     shape: Annotated[tuple[Extent, ...], msgspec.Meta(max_length=8)]
     group: Count = 0
+    sparse: bool = False
+    """A table, [rows, width], of which pushes and reads name rows."""
+
+    def __post_init__(self) -> None:
+        if self.sparse and len(self.shape) != 2:
+            raise ValueError(f"tensor {self.name}: sparse, of shape {self.shape}; give rows, width")
 
 
 def check_elements(tensors: tuple[TensorSpec, ...]) -> None:

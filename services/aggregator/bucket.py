@@ -266,13 +266,14 @@ class Bucket:
         return tuple(asked)
 
     def begin_with_spare(self) -> int | None:
-        """Take the checkpoint's values, where all who offered have only their programs': of a
-        synchronous job at the version of its other buckets, as far as the workers know one; of
-        others at its own, with what it says that is applied. Returns the version. None: some worker
-        has newer values, or a checkpoint is not there."""
+        """Take the checkpoint's values, where no worker has newer ones: of a synchronous job at the
+        version of its other buckets, as far as the workers know one, if these have only what their
+        programs gave; of others at its own, with what it says that is applied. Returns the version.
+        None: some worker has newer values, or a checkpoint is not there."""
         if self.spare is None or self.phase != "seeding":
             return None
-        if any(map(self._contained, self._offers)):
+        newest = max(map(self._contained, self._offers))
+        if newest and (self.bound is None or newest >= self.spare.iteration):
             return None
         wanted = max(offer.wanted for offer in self._offers.values())
         self.version = self.came_at = wanted or self.spare.iteration

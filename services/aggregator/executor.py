@@ -18,8 +18,9 @@ from typing import Any, Final, Protocol, TypeVar
 from slackwater.common.base import failpoints, limits
 from slackwater.common.base.clock import Clock
 from slackwater.common.base.failpoints import failpoint
-from slackwater.common.domains.slots.layout import folded_bytes
+from slackwater.common.domains.slots.layout import PARAMETER_BYTES, ROWS, folded_bytes
 from slackwater.common.domains.slots.region import SlotRegion
+from slackwater.common.domains.slots.rows import ALL, width_of
 from slackwater.common.domains.slots.serving import serve
 from slackwater.common.transport.gpu import Device
 from slackwater.schemas.base import JobId
@@ -379,7 +380,7 @@ class Executor:
             self._measured[task.bucket.key] = measured
         if self._charge_ns_per_byte:
             workers = task.slots.active if task.alone is None else 1
-            nbytes = folded_bytes(task.slots.geometry.parameter_bytes, workers)
+            nbytes = folded_bytes(_nbytes(task), workers)
             measured.charge_s = nbytes * self._charge_ns_per_byte / 1e9
         return measured
 
@@ -419,15 +420,24 @@ class Executor:
 
 def _is_short(task: Task) -> bool:
     """On a device, calls are what takes long."""
-    nbytes = task.slots.geometry.parameter_bytes
-    return task.slots.kernels is None and nbytes <= limits.COPY_INLINE_BYTES
+    return task.slots.kernels is None and _nbytes(task) <= limits.COPY_INLINE_BYTES
 
 
 def _is_large(task: Task) -> bool:
     """Say whether the task's chunks are shared out among the team even where others wait. A
     device's tasks run one after the other in any case."""
-    nbytes = task.slots.geometry.parameter_bytes
-    return task.slots.kernels is not None or nbytes >= _ALONE_BYTES
+    return task.slots.kernels is not None or _nbytes(task) >= _ALONE_BYTES
+
+
+def _nbytes(task: Task) -> int:
+    """Return how many bytes of parameters the task writes: of rows, once it is known what its
+    buffers lack, the rows alone."""
+    slots, word = task.slots, ALL
+    if task.alone is not None and slots.lacking is not None:
+        word = slots.rank_block(task.alone)[ROWS]
+    if word == ALL:
+        return slots.geometry.parameter_bytes
+    return (word - 1) * PARAMETER_BYTES * width_of(slots.tensors)
 
 
 def execute(task: Task, owner: int, team: Team | None = None) -> Outcome:
@@ -475,10 +485,12 @@ def warm(
     rule: str, dtype: str, workers: int, device: Device | None = None, noise: bool = False
 ) -> None:
     """Load or compile the kernel of a job: off the event loop, before the first push."""
-    from slackwater.common.domains.slots import folding, gpu_kernels, kernels
+    from slackwater.common.domains.slots import folding, gpu_kernels, kernels, row_kernels
 
     assert folding.CHUNK_ELEMENTS > 0  # Imports now what `execute` imports.
     if device is not None:
         gpu_kernels.kernels_of(device).warm(rule, dtype, workers)  # type: ignore[arg-type]  # As below.
         return
     kernels.warm(rule, dtype, workers, noise=noise)  # type: ignore[arg-type]  # A plan's dtype is one of them.
+    if workers == 1:
+        row_kernels.warm(rule, dtype)  # type: ignore[arg-type]  # As above.

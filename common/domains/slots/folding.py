@@ -22,8 +22,18 @@ from slackwater.common.domains.slots.gradient_squares import (
     FoldSquares,
 )
 from slackwater.common.domains.slots.kernels import KERNEL_DTYPES, Fold, fold_chunk
-from slackwater.common.domains.slots.layout import PAGE, PARAMETER_BYTES, tensor_at
+from slackwater.common.domains.slots.layout import PAGE, PARAMETER_BYTES, ROWS, tensor_at
 from slackwater.common.domains.slots.region import FoldSpan, SlotRegion
+from slackwater.common.domains.slots.row_kernels import ROW_KERNELS, copy_rows, fold_rows
+from slackwater.common.domains.slots.rows import (
+    ALL,
+    NO_ROWS,
+    Lacking,
+    Numbers,
+    fault,
+    read,
+    width_of,
+)
 from slackwater.common.domains.slots.rules import RULES, Floats, Hyper, divisor, scalars, widen
 from slackwater.schemas.jobs import DType, UpdateRule
 
@@ -81,6 +91,9 @@ def fold(
     fold in several threads; `alone`: the update is this rank's push by itself; the first `done`
     elements are folded already, and `squares` has theirs. False: some value is not finite, nothing
     may be committed."""
+    if (rows := _pushed_rows(region, alone)) is not None:
+        return _fold_rows(region, alone, rows, between)
+    region.lacking = None
     squares = squares if done and squares is not None else squares_of(region, alone)
     clean = _fold(region, between, chunk_elements, share, alone, done, squares)
     region.measured = None if squares is None else _measured(region, squares)
@@ -115,6 +128,79 @@ def _fold(
         return clean
 
     return work() if share is None else share(work)
+
+
+class _Rows(NamedTuple):
+    """A push of some rows."""
+
+    rank: int
+    fault: str
+    """Why it cannot be folded; empty: it can."""
+    width: int = 0
+    numbers: Numbers = NO_ROWS
+    values: NDArray[np.generic] = np.empty(0, np.float32)
+
+
+def _pushed_rows(region: SlotRegion, alone: int | None) -> _Rows | None:
+    """Return the rows that are the update; None: it is of all elements."""
+    if alone is None and (region.active > 1 or region.plan.virtual):
+        return None
+    rank = alone or 0
+    word = region.rank_block(rank)[ROWS]
+    if word == ALL:
+        return None
+    name, width = region.plan.update.name, width_of(region.tensors)
+    if not width or name not in ROW_KERNELS:
+        return _Rows(rank, f"a push of some rows, for which a sparse table by {name} has no use")
+    if region.kernels is not None:
+        return _Rows(rank, "a push of some rows, which an aggregator with a device does not fold")
+    try:
+        numbers, values = read(region.gradient(rank), word, width)
+    except ValueError as error:
+        return _Rows(rank, str(error))
+    wrong = fault(numbers, region.geometry.elements // width)
+    return _Rows(rank, wrong, width, numbers, values)
+
+
+def _fold_rows(
+    region: SlotRegion, alone: int | None, pushed: _Rows, between: Callable[[], None] | None
+) -> bool:
+    """Fold what a rank pushed of a table, once the buffers of the next version have all else. Bits
+    are those of the rule, for these rows."""
+    if pushed.fault:
+        return False
+    version, k, geometry = region.version, _scalars(region, alone), region.geometry
+    buffers = [
+        (region.parameters(version), region.parameters(version + 1)),
+        *(
+            (region.state(version, index), region.state(version + 1, index))
+            for index in range(geometry.states)
+        ),
+    ]
+    lacking, region.lacking = region.lacking, None
+    known = lacking is not None and lacking[:2] == (version, region.location_epoch)
+    for old, new in buffers:
+        if known and lacking is not None:
+            copy_rows(lacking.rows, pushed.width, old, new)
+        else:
+            np.copyto(new, old)
+    if between is not None:
+        between()
+    rule, values = region.plan.update.name, pushed.values.view(KERNEL_DTYPES[geometry.dtype])
+    clean = fold_rows(rule, pushed.numbers, pushed.width, values, buffers, k)
+    region.lacking = Lacking(version + 1, region.location_epoch, pushed.numbers)
+    return clean
+
+
+def _gradients(region: SlotRegion, alone: int | None) -> dict[int, NDArray[np.generic]]:
+    """Return what ranks pushed as gradients of all elements."""
+    pushed = _pushed_rows(region, alone)
+    if pushed is None or pushed.fault:
+        return {rank: region.gradient(rank) for rank in _ranks(region, alone)}
+    whole = np.zeros_like(region.gradient(pushed.rank))
+    rows = whole.reshape(-1, pushed.width)
+    rows[pushed.numbers] = pushed.values.reshape(-1, pushed.width)
+    return {pushed.rank: whole}
 
 
 def fold_span(
@@ -245,20 +331,24 @@ def blame(region: SlotRegion, alone: int | None = None) -> Refusal:
     The first worker with a value that is not finite; when all are finite, the sum or the
     update overflowed, and the worker with the largest gradient there is named.
     """
+    rows = _pushed_rows(region, alone)
+    if rows is not None and rows.fault:
+        return Refusal(tensor_at(region.tensors, 0), rows.rank, rows.fault)
+    gradients = _gradients(region, alone)
     for lo in range(0, region.geometry.elements, CHUNK_ELEMENTS):
         hi = min(lo + CHUNK_ELEMENTS, region.geometry.elements)
-        for rank in _ranks(region, alone):
-            finite = np.isfinite(widen(region.to_host(region.gradient(rank)[lo:hi])))
+        for rank, gradient in gradients.items():
+            finite = np.isfinite(widen(region.to_host(gradient[lo:hi])))
             if not finite.all():
                 element = lo + int(np.argmin(finite))
-                value = _value(region, region.gradient(rank), element)
+                value = _value(region, gradient, element)
                 return Refusal(
                     tensor_at(region.tensors, element), rank, f"its gradient contains {value}"
                 )
-    return _blame_overflow(region, _ranks(region, alone))
+    return _blame_overflow(region, gradients)
 
 
-def _blame_overflow(region: SlotRegion, ranks: Sequence[int]) -> Refusal:
+def _blame_overflow(region: SlotRegion, gradients: dict[int, NDArray[np.generic]]) -> Refusal:
     new = region.version + 1
     buffers = [region.parameters(new)]
     buffers += [region.state(new, index) for index in range(region.geometry.states)]
@@ -267,13 +357,16 @@ def _blame_overflow(region: SlotRegion, ranks: Sequence[int]) -> Refusal:
             finite = np.isfinite(region.to_host(buffer[lo : lo + CHUNK_ELEMENTS]))
             if not finite.all():
                 element = lo + int(np.argmin(finite))
-                values = [abs(_value(region, region.gradient(rank), element)) for rank in ranks]
-                worst = int(np.argmax(values))
+                values = {
+                    rank: abs(_value(region, gradient, element))
+                    for rank, gradient in gradients.items()
+                }
+                worst = max(values, key=values.__getitem__)
                 old = _value(region, region.parameters(region.version), element)
                 why = f"the update overflows: gradient {values[worst]:g}, parameter {old:g}"
-                return Refusal(tensor_at(region.tensors, element), ranks[worst], why)
+                return Refusal(tensor_at(region.tensors, element), worst, why)
     why = "the update was not finite, and a second one was"
-    return Refusal(tensor_at(region.tensors, 0), ranks[0], why)
+    return Refusal(tensor_at(region.tensors, 0), next(iter(gradients)), why)
 
 
 def _value(region: SlotRegion, array: NDArray[np.generic], element: int) -> float:

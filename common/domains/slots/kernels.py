@@ -364,7 +364,7 @@ def _total(slots, p, new_p, k, sums):
     return np.uint32(0)  # Any value counts.
 
 
-_KERNELS: Final[dict[str, Callable[..., Any]]] = {
+KERNELS: Final[dict[str, Callable[..., Any]]] = {
     "sgd": _sgd,
     "momentum": _momentum,
     "nesterov": _nesterov,
@@ -377,7 +377,7 @@ _KERNELS: Final[dict[str, Callable[..., Any]]] = {
     "rmsprop_centered": _rmsprop_centered,
     "sum": _total,
 }
-assert _KERNELS.keys() == RULES.keys()
+assert KERNELS.keys() == RULES.keys()
 
 
 class Fold:
@@ -395,7 +395,7 @@ class Fold:
         parameters: tuple[Floats, Floats],
         states: Sequence[tuple[Floats, Floats]],
     ) -> None:
-        self._kernel, self._weighted = _KERNELS[rule], RULES[rule].second is not None
+        self._kernel, self._weighted = KERNELS[rule], RULES[rule].second is not None
         self._buffers = [buffer for pair in (parameters, *states) for buffer in pair]
         self._slots, self._stride, self._workers = slots, stride, workers
         self._size = size = parameters[0].size

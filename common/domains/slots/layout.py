@@ -38,6 +38,10 @@ UPDATE_PASSES: Final = 2
 PART_BYTES: Final = 2 * 1024 * 1024
 """A tensor's parts are multiples of this: of pages, whatever the dtype of gradients, so that they
 can be mapped behind one another."""
+BLOCK_BYTES: Final = 32 * 1024 * 1024
+BLOCKS_MAX: Final = 8
+"""A sparse table is divided into blocks of about this size, and into so many at most: each update
+is pushed to all of them, which costs some hundred microseconds a block."""
 TINY_PART: Final = 16
 """A tensor of at most this part (1/16) of a bucket may go along with the large one before it."""
 TINY_MAX: Final = 4
@@ -49,18 +53,19 @@ WORD_STRIDE: Final = 64
 RANKS_OFFSET: Final = 2 * PAGE
 RANK_STRIDE: Final = 128
 HYPER_BYTES: Final = 64
-"""At the begin of a rank's block; pushed word, two counters, two applied words, and two of what is
-read from afar follow."""
+"""At the begin of a rank's block; pushed word, two counters, two applied words, two of what is read
+from afar, and how many rows were pushed follow."""
 PUSHED: Final = HYPER_BYTES // WORD
 BYTES_PUSHED: Final = PUSHED + 1
 BYTES_PULLED: Final = PUSHED + 2
 SERVED: Final = PUSHED + 5
 WANTED: Final = PUSHED + 6
+ROWS: Final = PUSHED + 7
 """Words of a rank's block."""
 HEADER_BYTES: Final = 4 * PAGE
 
 assert RANKS_OFFSET + WORKERS_MAX * RANK_STRIDE <= HEADER_BYTES
-assert HYPER_BYTES + 7 * WORD <= RANK_STRIDE
+assert HYPER_BYTES + 8 * WORD <= RANK_STRIDE
 
 
 def tensor_at(tensors: Sequence[TensorSpec], element: int) -> str:
@@ -90,7 +95,7 @@ def plan_buckets(
     buckets round robin would put every large weight of a network on the same server.
 
     With `divide_bytes`, a tensor of more than that is divided into buckets of that size: each can
-    be moved while the others are folded.
+    be moved while the others are folded. A sparse table is divided into blocks of whole rows.
     """
     buckets: list[BucketLayout] = []
     first = elements = 0
@@ -100,7 +105,9 @@ def plan_buckets(
         large = first < position and element_count(tensors[first]) * PARAMETER_BYTES >= bucket_bytes
         joins = tiny and large and position - first <= TINY_MAX
         fits = joins or (elements + size) * PARAMETER_BYTES <= bucket_bytes
-        if elements and not (fits and tensor.group == tensors[first].group):
+        alike = tensor.group == tensors[first].group
+        alike &= not tensor.sparse and not tensors[first].sparse
+        if elements and not (fits and alike):
             buckets.append(_bucket(len(buckets), first, position, elements))
             elements = 0
         if not elements:
@@ -108,10 +115,32 @@ def plan_buckets(
         elements += size
     if elements:
         buckets.append(_bucket(len(buckets), first, len(tensors), elements))
+    buckets = _blocks(tensors, buckets)
     if not divide_bytes:
         return tuple(buckets)
     step = max(1, divide_bytes // PART_BYTES) * PART_BYTES // PARAMETER_BYTES
     return tuple(_divided(tensors, buckets, step))
+
+
+def block_count(rows: int, width: int) -> int:
+    """Return how many blocks a sparse table is divided into."""
+    nbytes = rows * width * PARAMETER_BYTES
+    blocks = max(1, min(rows, BLOCKS_MAX, -(-nbytes // BLOCK_BYTES)))
+    return max(1, -(-rows // -(-rows // blocks))) if rows else 1
+
+
+def _blocks(tensors: tuple[TensorSpec, ...], buckets: list[BucketLayout]) -> list[BucketLayout]:
+    """Divide the buckets of sparse tables."""
+    made: list[BucketLayout] = []
+    for bucket in buckets:
+        table = tensors[bucket.first]
+        rows, width = (table.shape[0], table.shape[-1]) if table.sparse else (0, 0)
+        step = -(-rows // block_count(rows, width)) * width or bucket.elements
+        for start in range(0, bucket.elements, step):
+            elements = min(step, bucket.elements - start)
+            end = bucket.first + bucket.count
+            made.append(_bucket(len(made), bucket.first, end, elements, start))
+    return made
 
 
 def _divided(
@@ -120,6 +149,9 @@ def _divided(
     """The first tensor of a bucket in parts of `step` elements; the last has the tiny ones too."""
     made: list[BucketLayout] = []
     for bucket in buckets:
+        if tensors[bucket.first].sparse:
+            made.append(msgspec.structs.replace(bucket, index=len(made)))
+            continue
         whole, start = element_count(tensors[bucket.first]), 0
         while whole - start > step:
             made.append(_bucket(len(made), bucket.first, bucket.first + 1, step, start))
@@ -139,12 +171,24 @@ def bucket_tensors(bucket: BucketLayout, tensors: tuple[TensorSpec, ...]) -> tup
     if not own:
         return own
     whole, part = element_count(own[0]), bucket.elements - sum(map(element_count, own[1:]))
+    if own[0].sparse:
+        width = own[0].shape[-1]
+        if len(own) > 1 or part % width or bucket.start % width or bucket.start + part > whole:
+            return own
+        return (msgspec.structs.replace(own[0], shape=(part // width, width)),)
     unit = PART_BYTES // PARAMETER_BYTES
     last = bucket.start > 0 and bucket.start + part == whole
     inside = 0 < part <= whole - bucket.start and bucket.start % unit == 0
     if part == whole or not inside or not (last or part % unit == 0):
         return own  # It is whole, or the layout is not of this list.
     return (msgspec.structs.replace(own[0], shape=(part,)), *own[1:])
+
+
+def own_tensors(bucket: BucketLayout, tensors: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+    """Return the bucket's own out of these or of the job's list, which may be as long."""
+    if len(tensors) == bucket.count and sum(map(element_count, tensors)) == bucket.elements:
+        return tensors
+    return bucket_tensors(bucket, tensors)
 
 
 def bucket_start(bucket: BucketLayout, tensors: Sequence[TensorSpec]) -> int:
@@ -258,6 +302,10 @@ class Geometry:
         """Return where the applied words lie behind the parameters in the rank's slot, one word a
         rank."""
         return self.gradient_offset(rank) + self._applied_at
+
+    def rows_offset(self, rank: int) -> int:
+        """Return the place of the word that says how many rows the rank pushed (rows.py)."""
+        return self.hyper_offset(rank) + ROWS * WORD
 
     def _check(self, rank: int) -> None:
         if not 0 <= rank < self.workers:

@@ -14,6 +14,7 @@ Who owns it is a word, too: `owner` names the aggregator, `transfer` the one it 
 argument).
 """
 
+import functools
 import hashlib
 import secrets
 import struct
@@ -41,11 +42,12 @@ from slackwater.common.domains.slots.layout import (
     WORD_STRIDE,
     WORDS_OFFSET,
     Geometry,
-    bucket_tensors,
     element_count,
+    own_tensors,
     pages,
     size_bytes,
 )
+from slackwater.common.domains.slots.rows import Lacking
 from slackwater.common.domains.slots.rules import STORED_DTYPES, Floats, Hyper
 from slackwater.common.domains.slots.sizes import SIZES, Sizes
 from slackwater.schemas.base import Record
@@ -107,6 +109,7 @@ class RegionRecord(Record, kw_only=True, frozen=True):
 _decoder = msgspec.msgpack.Decoder(RegionRecord)
 
 
+@functools.lru_cache(1024)
 def owner_word(aggregator: str) -> int:
     """An aggregator's id as a word; even (see `transfer`), never 0."""
     digest = hashlib.blake2b(aggregator.encode(), digest_size=WORD).digest()
@@ -142,6 +145,7 @@ class SlotRegion:
         """The scalars of the last one, and what they were computed from."""
         self.accepted = b""
         """The ranks' hyper-parameters of the last one."""
+        self.lacking: Lacking | None = None
 
     # Making and opening ---------------------------------------------------------------------------
 
@@ -163,9 +167,7 @@ class SlotRegion:
     ) -> "SlotRegion":
         """Make a fresh, uninitialised region in zeroed memory. `tensors`: the bucket's own, or the
         job's whole list. Raises Rejected when the tensors are not the bucket's."""
-        own = tuple(tensors)
-        if len(own) != bucket.count:
-            own = bucket_tensors(bucket, own)
+        own = own_tensors(bucket, tuple(tensors))
         if len(own) != bucket.count or sum(map(element_count, own)) != bucket.elements:
             raise Rejected(
                 f"job {plan.job}, bucket {bucket.index}: its tensors do not have the "
@@ -217,7 +219,7 @@ class SlotRegion:
         return cls(buffer, record, identity)
 
     def release(self) -> None:
-        """Drop our views, so that the buffer's owner can unmap it."""
+        """Drop our views: the buffer's owner can unmap it."""
         self._words = np.zeros(HEADER_BYTES // WORD, np.uint64)
         self._hypers, self._pushed = _hyper_words(self._words), self._pushed_words()
         self.sizes = Sizes(self._words[SIZES], self.record.plan.active)
@@ -325,8 +327,8 @@ class SlotRegion:
         written."""
         assert self._buffer is not None, "the region was released"
         checksum, length = _ORDER.unpack_from(self._buffer, ORDER_OFFSET)
-        start = ORDER_OFFSET + _ORDER.size
-        order = bytes(self._buffer[start : start + min(length, ORDER_BYTES_MAX)])
+        first = ORDER_OFFSET + _ORDER.size
+        order = bytes(self._buffer[first : first + min(length, ORDER_BYTES_MAX)])
         return order if zlib.crc32(order) == checksum else b""
 
     def set_order(self, order: bytes) -> None:
@@ -360,6 +362,7 @@ class SlotRegion:
         self._set(STATE_SINCE, (version - updates) % 2**64)
         self._set(VERSION, version)
         self._set(INITIALIZED, not spare)
+        self.lacking = None
 
     # A rank's block -------------------------------------------------------------------------------
 
@@ -491,7 +494,5 @@ class SlotRegion:
 
 
 def _encode(plan: JobPlan, bucket: BucketLayout, tensors: Sequence[TensorSpec]) -> bytes:
-    own = tuple(tensors)
-    if len(own) != bucket.count:
-        own = bucket_tensors(bucket, own)
+    own = own_tensors(bucket, tuple(tensors))
     return msgspec.msgpack.encode(RegionRecord(plan=plan, bucket=bucket, tensors=own))

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from slackwater.common.domains.slots.consistency import acknowledged, staleness_bound
-from slackwater.common.domains.slots.layout import SERVED, WANTED
+from slackwater.common.domains.slots.layout import ROWS, SERVED, WANTED
 from slackwater.common.domains.slots.region import SlotRegion, Words
+from slackwater.common.domains.slots.rows import ALL
 from slackwater.common.domains.slots.rules import Floats
 
 
@@ -31,6 +32,8 @@ def serve(region: SlotRegion, before: Sequence[int], owner: int) -> int:
         if answered == acknowledged(before, rank, bound) or block[WANTED] != 1:
             continue
         if region.pushed(rank) != answered or region.owner != owner:
+            continue
+        if block[ROWS] != ALL:  # A rank that pushes rows reads rows.
             continue
         parameters, applied = served_copy(region, rank)
         np.copyto(parameters, region.parameters(version))

@@ -18,12 +18,13 @@ import atexit
 import json
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from slackwater.agent.address_choice import forced_transport
+from slackwater.agent.attachment import Array
 from slackwater.agent.divided_tensor import Divided, divided_tensors
 from slackwater.agent.exit_hook import at_exit
 from slackwater.agent.gradient_sums import add_squares
@@ -34,7 +35,6 @@ from slackwater.agent.local import Local
 from slackwater.agent.on_device import arrived
 from slackwater.agent.optimizer_state import TensorState, read_states
 from slackwater.agent.push_hyper import hyper_of, left_to_give
-from slackwater.agent.region_access import Array
 from slackwater.agent.session import Session
 from slackwater.agent.snapshot import reads_of
 from slackwater.agent.worker_bucket import WorkerBucket, check_gradient, read_tensors, unfit
@@ -54,6 +54,7 @@ class Agent:
     Without a job, here or there, the program trains alone, by the same rules (local.py)."""
 
     _virtual_ranks = 0  # VirtualAgent has some.
+    _sparse: Collection[str] = ()  # TableAgent has some.
 
     def __init__(
         self,
@@ -97,7 +98,7 @@ class Agent:
         self.job, self.rank, started_with, self._result_path = identity
         self._dtype, self._deadline_s, self._closed = gradient_dtype, deadline_s, False
         self._device = device_named(device) if device else None
-        self._specs, values = read_tensors(tensors, groups or {}, self._device)
+        self._specs, values = read_tensors(tensors, groups or {}, self._device, self._sparse)
         wanted = JobSpec(
             id=self.job or LOCAL, model=model, workers=started_with, servers=servers,
             iterations=iterations, gradient_dtype=gradient_dtype, update=update or UpdateRule(),

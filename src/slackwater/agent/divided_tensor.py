@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from slackwater.agent.region_access import Array
+from slackwater.agent.attachment import Array
 from slackwater.agent.worker_bucket import WorkerBucket
 from slackwater.common.domains.slots.rules import Floats
 from slackwater.common.transport.mapping import Window

@@ -4,15 +4,16 @@ The aggregators keep the optimiser's states, and begin them at zero unless the p
 training that went before. Rank 0's are taken, with its values (Seed, frames.py).
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from slackwater.agent.region_access import Array
+from slackwater.agent.attachment import Array
 from slackwater.common.base.errors import Rejected
 from slackwater.common.domains.slots.rules import Floats
+from slackwater.schemas.jobs import TensorSpec
 
 States = tuple[Floats, ...]
 """A tensor's states, in the order of its rule (rules.py)."""
@@ -37,6 +38,13 @@ class Initial(dict[str, Any]):
         made = Initial(values)
         made.states, made.updates = self.states, self.updates  # Dropped there, dropped here.
         return made
+
+    def keep_sparse(self, tensors: Iterable[TensorSpec]) -> None:
+        """Forget all but sparse tables' values: the others' are in the regions, and here."""
+        names = [spec.name for spec in tensors if spec.sparse]
+        kept = {name: self[name] for name in names if name in self}
+        self.clear()
+        self.update(kept)
 
     def check_states(self, name: str, shape: tuple[int, ...]) -> None:
         """Raise Rejected where the tensor's states are not such as regions hold."""

@@ -54,12 +54,11 @@ class Local:
         self._regions: list[SlotRegion] = []
         for layout in plan_buckets(tensors):
             bucket = WorkerBucket(layout, bucket_tensors(layout, tensors), Hyper.of(spec.update))
-            self._fill(bucket, tensors, initial)
+            self._fill(bucket, initial)
             self.buckets.append(bucket)
 
-    def _fill(
-        self, bucket: WorkerBucket, tensors: tuple[TensorSpec, ...], initial: Initial
-    ) -> None:
+    def _fill(self, bucket: WorkerBucket, initial: Initial) -> None:
+        tensors = bucket.tensors
         memory = _Memory(SlotRegion.nbytes_of(self.plan, bucket.layout, tensors))
         region = SlotRegion.format(memory.view, self.plan, bucket.layout, tensors, 0)
         values = bucket.newest(initial)

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from slackwater.agent.region_access import ELEMENT, Staged, Staging, Tell
+from slackwater.agent.attachment import ELEMENT
+from slackwater.agent.region_access import Staged, Staging, Tell
 from slackwater.common.base import limits
 from slackwater.common.base.errors import Fatal
 from slackwater.common.domains.slots.layout import Geometry

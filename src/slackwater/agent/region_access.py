@@ -14,15 +14,16 @@ import asyncio
 import struct
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from slackwater.agent.attachment import ELEMENT, OWN, Array, Attached, Seeds
 from slackwater.agent.link_times import Link
 from slackwater.agent.state_copies import Part
 from slackwater.common.base import limits
-from slackwater.common.base.errors import Rejected
+from slackwater.common.base.errors import DeadlineExceeded, Rejected
 from slackwater.common.domains.slots.frames import encode_part
 from slackwater.common.domains.slots.gradient_squares import (
     SQUARES_OFFSET,
@@ -35,11 +36,13 @@ from slackwater.common.domains.slots.layout import (
     BYTES_PUSHED,
     PUSHED,
     RANK_STRIDE,
+    ROWS,
     WORD,
     Geometry,
     pages,
 )
 from slackwater.common.domains.slots.region import STATE_SINCE, VERSION, Hyper, SlotRegion
+from slackwater.common.domains.slots.rows import ALL, nbytes, width_of
 from slackwater.common.domains.slots.rules import Floats
 from slackwater.common.domains.slots.sizes import SIZES_OFFSET, SIZES_WORDS, Size, Sizes
 from slackwater.common.transport.base import Channel, RemoteRegion
@@ -47,90 +50,23 @@ from slackwater.common.transport.gpu import copy_into
 from slackwater.common.transport.region import Region
 from slackwater.schemas.base import JobId
 
-Array = NDArray[Any]
-ELEMENT: Final[dict[str, np.dtype[Any]]] = {
-    "float32": np.dtype(np.float32),
-    "float16": np.dtype(np.float16),
-    "bfloat16": np.dtype(np.uint16),
-}
-"""bfloat16 travels as its bits: numpy knows no such type."""
 _WORDS: Final = struct.Struct("<3Q")
 """Pushed iteration, bytes pushed, bytes pulled: side by side in a rank's block."""
 
 
 STATE_BYTES: Final = 4
 """Bytes of a state's element, a float32."""
-OWN: Final = -1
-"""Stands for the slot of the rank that this process is."""
 PIECE_BYTES: Final = limits.CHUNK_BYTES
 """Bytes that are folded at a time."""
-Seeds = Sequence[Sequence[Floats]]
-"""For each of the optimiser's states, the bucket's tensors of it."""
 Tell = Callable[[int], None]
 """Called with the number of the slot's elements that have arrived. Raises Unavailable."""
-
-
-class Attached(Protocol):
-    link: Link
-    """The counter of its transfers, for whoever attached it; in place nothing travels."""
-    lanes: tuple[int, ...]
-    """The slots that a push fills."""
-
-    @property
-    def gradient(self) -> Array:
-        """The slot, flat."""
-        ...
-
-    def slot(self, lane: int) -> Array:
-        """Return a slot, flat, by its number in the region or OWN."""
-        ...
-
-    @property
-    def pushed(self) -> int:
-        """The region's word: the iteration that the slot holds whole."""
-        ...
-
-    async def all_pushed(self) -> Sequence[int]:
-        """Return every rank's pushed word. Raises Unavailable, AccessRefused."""
-        ...
-
-    def parameters(self, version: int) -> Floats: ...
-
-    def keeps(self, old: "Attached", iteration: int) -> bool:
-        """Say whether the slot holds what `old`'s does, if that is `iteration` whole or in part."""
-        ...
-
-    @property
-    def sizes(self) -> Sizes:
-        """How many workers count, as of the last version that was delivered, of an elastic job."""
-        ...
-
-    def squares(self, version: int) -> BucketSquares | None:
-        """Return the sums of squares of the version's gradients, from its delivery until this rank
-        has pushed the next one; None: they are not known."""
-        ...
-
-    async def write_size(self, size: Size) -> None:
-        """Say for this job's rank 0 how many workers count from a version on. Raises Unavailable,
-        AccessRefused."""
-        ...
-
-    async def seed(self, version: int, tensors: Sequence[Floats], states: Seeds = ()) -> None:
-        """Fill the region's buffers of `version`."""
-        ...
-
-    async def seed_states(self, version: int, parts: Sequence[Part]) -> None:
-        """Write parts of the optimiser's states into the region's buffers of `version`. Raises
-        Unavailable, AccessRefused."""
-        ...
-
-    def close(self) -> None: ...
 
 
 class InPlace:
     """A region that is mapped here."""
 
     lanes: tuple[int, ...] = (OWN,)
+    rows = ALL
 
     def __init__(self, remote: RemoteRegion, job: JobId, bucket: int, rank: int) -> None:
         """Raises Rejected when it is not a region of this bucket."""
@@ -148,6 +84,9 @@ class InPlace:
         self._hyper: Hyper | None = None
         self._gradient = region.gradient(rank)
         self._parameters = [region.parameters(0), region.parameters(1)]
+        # A view of our own, which outlives `close`.
+        self._version = region.version_word()
+        self._width = width_of(region.tensors)
 
     @property
     def gradient(self) -> Array:
@@ -187,9 +126,31 @@ class InPlace:
         if hyper != self._hyper:
             self._region.set_hyper(self._rank, hyper)
             self._hyper = hyper
-        block[BYTES_PUSHED] += self._gradient.nbytes
-        block[BYTES_PULLED] += self._parameters[0].nbytes
+        block[ROWS] = self.rows
+        block[BYTES_PUSHED] += nbytes(self._gradient, self.rows, self._width)
+        if not self._width:  # Else rows are read, whenever the program wants some.
+            block[BYTES_PULLED] += self._parameters[0].nbytes
         block[PUSHED] = iteration
+
+    def read_rows(self, numbers: NDArray[np.int64], out: Floats) -> None:
+        """Copy rows of a sparse table to `out`, [n, width]: each as it was in a version that is not
+        older than this call. Raises DeadlineExceeded."""
+        width, word = self._width, self._version
+        pending, tries = [slice(0, len(numbers))], 0
+        while pending:
+            some = pending.pop()
+            version = int(word[0])
+            table = self._parameters[version & 1].reshape(-1, width)
+            np.take(table, numbers[some], axis=0, out=out[some], mode="clip")
+            if int(word[0]) != version:
+                tries += 1
+                pending += halves(some)
+            if tries > limits.SNAPSHOTS_MAX:
+                raise DeadlineExceeded(
+                    f"bucket {self._region.bucket.index}: updates came while each of {tries} parts "
+                    "of its rows was being copied"
+                )
+        self._block[BYTES_PULLED] += out.nbytes
 
     async def seed(self, version: int, tensors: Sequence[Floats], states: Seeds = ()) -> None:
         target = self._parameters[version & 1]
@@ -253,6 +214,7 @@ class Staged:
 
     in_pieces = True
     """Parts of a version that are there can be folded before the rest."""
+    rows = ALL
     rings_early = False
     """The doorbell follows the pushed word without waiting for its answer, which others' gradients
     may hold up. It may overtake the word and say nothing; so it is rung again after the answer."""
@@ -357,7 +319,7 @@ class Staged:
         if self._pushed == iteration and not again:
             return
         write, geometry, rank = self.channel.write, self._geometry, self._rank
-        gradient, parameters = self.staging.gradient, self.staging.parameters[0]
+        gradient = self.staging.gradient
         hypers = write(memoryview(hyper.pack()), self._remote, geometry.hyper_offset(rank))
         if self.in_pieces and gradient.nbytes > PIECE_BYTES:
             await hypers  # First: whoever is told of a piece may fold it.
@@ -366,8 +328,7 @@ class Staged:
             )
         else:
             await asyncio.gather(self._write_gradient(None), hypers)
-        self._bytes_pushed += gradient.nbytes
-        self._bytes_pulled += parameters.nbytes
+        self._count_bytes()
         words = _WORDS.pack(iteration, self._bytes_pushed, self._bytes_pulled)
         marked = asyncio.ensure_future(
             write(memoryview(words), self._remote, geometry.pushed_offset(rank))
@@ -378,6 +339,10 @@ class Staged:
         finally:
             await marked
         self._pushed = iteration
+
+    def _count_bytes(self) -> None:
+        self._bytes_pushed += self.staging.gradient.nbytes
+        self._bytes_pulled += self.staging.parameters[0].nbytes
 
     async def _write_gradient(self, tell: Tell | None) -> None:
         offset = self._geometry.gradient_offset(self._rank)
@@ -485,6 +450,14 @@ class Staged:
 
     def close(self) -> None:
         self._remote.close()
+
+
+def halves(part: slice) -> tuple[slice, ...]:
+    """Divide what could not be read at once."""
+    middle = (part.start + part.stop) // 2
+    if middle == part.start:
+        return (part,)
+    return slice(part.start, middle), slice(middle, part.stop)
 
 
 def bytes_of(array: Array) -> memoryview:

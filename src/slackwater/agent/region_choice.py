@@ -1,11 +1,13 @@
 """Choose the class for a granted region: by whether it is mapped, and whom its updates wait for."""
 
+from slackwater.agent.attachment import Attached
 from slackwater.agent.on_device import staged
-from slackwater.agent.region_access import Attached, InPlace
+from slackwater.agent.region_access import InPlace
 from slackwater.agent.snapshot import Snapshot, Snapshots, StagedSnapshot
 from slackwater.agent.virtual_slots import VirtualInPlace, VirtualStaged, VirtualStaging
 from slackwater.agent.worker_bucket import WorkerBucket
 from slackwater.common.domains.slots.layout import Geometry
+from slackwater.common.domains.slots.rows import width_of
 from slackwater.common.transport.base import Channel, RemoteRegion
 from slackwater.common.transport.gpu import Device
 from slackwater.schemas.placement import JobPlan
@@ -27,7 +29,10 @@ async def attach(
             bucket.staging = copies = Snapshots(geometry.elements, geometry.dtype)
         if remote.view is not None:
             return Snapshot(remote, plan.job, bucket.index, rank, copies)
-        return await StagedSnapshot.attach(channel, remote, geometry, rank, copies)
+        made = await StagedSnapshot.attach(channel, remote, geometry, rank, copies)
+        assert isinstance(made, StagedSnapshot)
+        made.width = width_of(bucket.tensors)
+        return made
     if plan.virtual:
         if remote.view is not None:
             return VirtualInPlace(remote, plan.job, bucket.index, rank)

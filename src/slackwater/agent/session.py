@@ -17,6 +17,7 @@ from typing import Any, Final
 import uvloop
 
 from slackwater.agent.address_choice import agent_fabrics, dial
+from slackwater.agent.attachment import Attached
 from slackwater.agent.control import Control, Progress
 from slackwater.agent.core import AgentCore
 from slackwater.agent.effects import (
@@ -37,7 +38,7 @@ from slackwater.agent.effects import (
 from slackwater.agent.initial import Initial
 from slackwater.agent.line import connected
 from slackwater.agent.patience import Patience
-from slackwater.agent.region_access import Attached, InPlace
+from slackwater.agent.region_access import InPlace
 from slackwater.agent.region_choice import attach
 from slackwater.agent.sizing import Sizing, size_at
 from slackwater.agent.transfers import Transfers
@@ -99,13 +100,12 @@ class Session:
         self.sizing: Sizing | None = None
         """Set in rank 0 of an elastic job."""
         self.least = 0  # Becomes `Sizing.least`.
-        self._spec, self._tensors, self._initial = spec, tensors, initial
+        self._spec, self._tensors, self._initial, self._device = spec, tensors, initial, device
         self._way, self._submitted, self._transport = way, submitted, transport
         self._attempt = way.hello.attempt if isinstance(way, Ticket) else 0
         self.attempt, self.restarts = divmod(self._attempt, RUN_ATTEMPTS)
-        self._deadline_s, self._device = deadline_s, device
         self._core = AgentCore(rank, random.Random(f"{spec.id}/{rank}"))
-        self._not_located = "the controller has not answered"
+        self._deadline_s, self._not_located = deadline_s, "the controller has not answered"
         self._channels: dict[AggregatorId, Channel] = {}
         self._transfers = Transfers(self._core, self._channels, initial, self._came, self._drop)
         self._errors: dict[AggregatorId, str] = {}
@@ -380,7 +380,7 @@ class Session:
             old.close()
         if not self._all_here and all(c.version >= 0 for c in self.buckets):
             self._all_here = True
-            self._initial.clear()
+            self._initial.keep_sparse(self._tensors)
             if self.sizing is not None:
                 self.sizing.opened = True
                 self.on_boundary(0)

@@ -17,21 +17,32 @@ from collections.abc import Iterable
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
-from slackwater.agent.region_access import ELEMENT, Array, InPlace, Staged, Staging, bytes_of
+from slackwater.agent.attachment import ELEMENT, Array
+from slackwater.agent.region_access import InPlace, Staged, Staging, Tell, bytes_of, halves
 from slackwater.common.base import limits
 from slackwater.common.base.errors import DeadlineExceeded, Unavailable
-from slackwater.common.domains.slots.layout import WANTED, WORD, Geometry
-from slackwater.common.domains.slots.region import LOCATION_EPOCH, VERSION, owner_word
+from slackwater.common.domains.slots.layout import PARAMETER_BYTES, WANTED, WORD, Geometry
+from slackwater.common.domains.slots.region import (
+    LOCATION_EPOCH,
+    OWNER,
+    TRANSFER,
+    VERSION,
+    owner_word,
+)
+from slackwater.common.domains.slots.rows import nbytes
 from slackwater.common.domains.slots.rules import Floats
 from slackwater.common.domains.slots.serving import served_word
-from slackwater.common.transport.base import Channel, RemoteRegion
+from slackwater.common.transport.base import Channel, RemoteRegion, Scattering
 from slackwater.schemas.base import JobId
 
 _VERSION_OFFSET: Final = VERSION * WORD
 _SERVED_WANTED: Final = struct.Struct("<2Q")
 """The served word and the one that asks for it, side by side in a rank's block."""
 _EPOCH_OFFSET: Final = LOCATION_EPOCH * WORD
+ROWS_AT_ONCE: Final = 1024
+"""Rows that are read from afar between two looks at the version."""
 
 
 class Snapshots(Staging):
@@ -85,9 +96,8 @@ class Snapshot(InPlace):
     ) -> None:
         super().__init__(remote, job, bucket, rank)
         self._copies = copies
-        # Views of our own outlive `close`.
         self._block[WANTED] = 0
-        self._version = self._region.version_word()
+        # Views of our own outlive `close`.
         self._applied = [self._region.applied_words(parity) for parity in range(2)]
 
     def parameters(self, version: int) -> Floats:
@@ -99,10 +109,15 @@ class Snapshot(InPlace):
     def look_again(self, version: int, owner: str) -> bool:
         """Make the copy of `version` anew, of what is newest now. False: the bucket is not this
         aggregator's, or is being moved. Raises DeadlineExceeded."""
-        region, copies = self._region, self._copies
+        copies = self._copies
         with copies.lock:
             copies.taken = min(copies.taken, version - 1)
             self._take(version)
+        return self.is_of(owner)
+
+    def is_of(self, owner: str) -> bool:
+        """Say whether the bucket is this aggregator's, and is not being moved."""
+        region = self._region
         return region.owner == owner_word(owner) and not region.transfer
 
     def _take(self, version: int) -> None:
@@ -121,6 +136,12 @@ class Snapshot(InPlace):
         )
 
 
+def _parts(count: int, row_bytes: int) -> list[slice]:
+    """Divide rows into what is read at once."""
+    step = max(1, min(ROWS_AT_ONCE, limits.TRANSFER_BYTES // row_bytes))
+    return [slice(first, min(first + step, count)) for first in range(0, count, step)]
+
+
 class StagedSnapshot(Staged):
     """The region is read from afar."""
 
@@ -129,6 +150,11 @@ class StagedSnapshot(Staged):
     _found = 0
     """The newest push that was there when this process came: nothing is left for it, or to be
     trusted."""
+    width = 0
+    """The rows' width, of a sparse table: its parameters are not read whole."""
+    _read_bytes = 0
+    _rows_there = -1
+    """The region's word for the push that is in the slot; -1: it is not known here."""
 
     @classmethod
     async def attach(
@@ -148,9 +174,68 @@ class StagedSnapshot(Staged):
         made._found = made.pushed
         return made
 
+    def _count_bytes(self) -> None:
+        if not self.width:
+            return super()._count_bytes()
+        self._bytes_pushed += nbytes(self.gradient, self.rows, self.width)
+        self._bytes_pulled += self._read_bytes
+        self._read_bytes = 0
+
+    async def _write_gradient(self, tell: Tell | None) -> None:
+        assert tell is None, "it goes as a whole"
+        if not self.width:
+            return await super()._write_gradient(None)
+        geometry, rank, word = self._geometry, self._rank, self.rows
+        pushed = bytes_of(self.gradient)[: nbytes(self.gradient, word, self.width)]
+        if pushed:
+            await self._send(pushed, geometry.gradient_offset(rank), None)
+        if self._rows_there != word:
+            said = memoryview(word.to_bytes(WORD, "little"))
+            await self.channel.write(said, self._remote, geometry.rows_offset(rank))
+            self._rows_there = word
+
+    async def read_rows(self, numbers: NDArray[np.int64], out: Floats, owner: str) -> bool:
+        """Read rows of a sparse table into `out`, [n, width]: each as it was in a version that is
+        not older than this call. False: the bucket is not this aggregator's, or is being moved.
+        Raises Unavailable, AccessRefused."""
+        pending, tries = _parts(len(numbers), 4 * self.width), 0
+        version = (await self._place())[0]
+        while pending:
+            some = pending.pop()
+            await self._read_some(numbers[some], out[some], version)
+            before, (version, is_owner, transfer) = version, await self._place()
+            if is_owner != owner_word(owner) or transfer:
+                return False
+            if version != before:
+                tries += 1
+                pending += halves(some)
+            if tries > limits.SNAPSHOTS_MAX:
+                raise Unavailable(f"{tries} updates came, each while rows were being read")
+        self._read_bytes += out.nbytes
+        return True
+
+    async def _read_some(self, numbers: NDArray[np.int64], out: Floats, version: int) -> None:
+        step, into = PARAMETER_BYTES * self.width, bytes_of(out.reshape(-1))
+        offsets = (numbers * step + self._geometry.parameters_offset(version)).tolist()
+        with self.link.pulling(len(into)):
+            if isinstance(self.channel, Scattering) and step <= limits.TRANSFER_BYTES:
+                await self.channel.read_scattered(self._remote, offsets, step, into)
+                return
+            for at, offset in enumerate(offsets):
+                row = into[at * step : (at + 1) * step]
+                await self.channel.read(self._remote, offset, row)
+
+    async def _place(self) -> tuple[int, int, int]:
+        """Read the version, the owner, and the aggregator that it is being moved to."""
+        words = np.zeros(TRANSFER - VERSION + 1, np.uint64)
+        await self.channel.read(self._remote, VERSION * WORD, bytes_of(words))
+        return int(words[0]), int(words[OWNER - VERSION]), int(words[-1])
+
     async def fetch(self, version: int) -> None:
         """Read the newest parameters, unless those of `version` were read where the bucket was
         before. Raises Unavailable, AccessRefused."""
+        if self.width:
+            return await self.read_words()
         copies = self.staging
         assert isinstance(copies, Snapshots)
         async with copies.fetching:

@@ -9,7 +9,8 @@ itself (common/domains/slots/consistency.py).
 import asyncio
 import logging
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import Future
 from typing import Any, Final
 
@@ -18,11 +19,14 @@ import numpy as np
 from slackwater.agent.client import Agent
 from slackwater.agent.identity import JOB
 from slackwater.agent.local import Local
+from slackwater.agent.region_access import InPlace
 from slackwater.agent.session import Session
-from slackwater.agent.snapshot import Snapshot
+from slackwater.agent.snapshot import Snapshot, StagedSnapshot
+from slackwater.agent.table_rows import RowNumbers, RowUpdates, SparseTable, placed
 from slackwater.agent.worker_bucket import WorkerBucket
 from slackwater.common.base import limits
-from slackwater.common.base.errors import DeadlineExceeded
+from slackwater.common.base.errors import AccessRefused, DeadlineExceeded, Unavailable
+from slackwater.common.domains.slots.rows import NO_ROWS, Numbers
 from slackwater.common.domains.slots.rules import Floats
 from slackwater.schemas.base import WORKERS_MAX
 from slackwater.schemas.job_requests import Meeting
@@ -37,17 +41,31 @@ ADDING: Final = UpdateRule(name="sgd", learning_rate=1.0, weight_decay=0.0)
 class TableAgent(Agent):
     """`tables`: name -> the values that the job begins with, if this is rank 0."""
 
-    def __init__(self, tables: Mapping[str, Floats], **options: Any) -> None:
-        """Raises what Agent raises. `options`: Agent's."""
+    def __init__(
+        self, tables: Mapping[str, Floats], sparse: Collection[str] = (), **options: Any
+    ) -> None:
+        """Raises what Agent raises. `sparse`: tables whose rows are added to and read by number;
+        `options`: Agent's."""
+        self._sparse = sparse
+        spread = {name: placed(values) for name, values in tables.items() if name in sparse}
         has_job = options.get("job") or os.environ.get(JOB)
         super().__init__(
-            tensors=tables,
+            tensors={**tables, **spread},
             update=ADDING,
             consistency="asynchronous" if has_job else None,
             **options,
         )
         self._telling: Future[Meeting] | None = None
-        self._zeros = {name: np.zeros_like(values) for name, values in tables.items()}
+        self._zeros = {
+            name: np.zeros_like(values) for name, values in tables.items() if name not in sparse
+        }
+        self._by_rows = {
+            spec.name: SparseTable(
+                spec, [each for each in self._buckets if each.tensors[0].name == spec.name]
+            )
+            for spec in self._specs
+            if spec.sparse
+        }
         self._level()
 
     def _level(self) -> None:
@@ -64,25 +82,84 @@ class TableAgent(Agent):
                 self.job, self.rank, newest - bucket.iteration, bucket.names,
             )  # fmt: skip
             while bucket.iteration < newest:
-                for position, spec in enumerate(bucket.tensors):
-                    bucket.put(position, np.zeros(spec.shape, np.float32))
+                if bucket.sparse:
+                    bucket.put_rows(NO_ROWS, _no_values(bucket))
+                else:
+                    for position, spec in enumerate(bucket.tensors):
+                        bucket.put(position, np.zeros(spec.shape, np.float32))
                 self._session.ring(bucket)
                 self._settle((bucket,))
         if behind:
             self._begin()
 
-    def add(self, updates: Mapping[str, Floats]) -> int:
+    def add(self, updates: Mapping[str, Floats | RowUpdates]) -> int:
         """Add to the tables that are named, as this rank's next batch, and return its number once
         it is applied. Called again after a kill in its midst, it is completed. Raises what `push`
-        and `wait` raise."""
+        and `wait` raise. RowUpdates are for sparse tables, which take nothing else."""
         for name, zeros in self._zeros.items():
             update = updates.get(name)
+            assert not isinstance(update, RowUpdates), name
             self.push(name, zeros if update is None else np.negative(update))
+        for name, table in self._by_rows.items():
+            update = updates.get(name)
+            if update is None:
+                self._push_rows((block, NO_ROWS, _no_values(block)) for block in table.blocks)
+            else:
+                assert isinstance(update, RowUpdates), name
+                self._push_rows(table.parts(update))
         return self.wait()
+
+    def _push_rows(self, parts: Iterable[tuple[WorkerBucket, Numbers, Floats]]) -> None:
+        """Push to each of a table's blocks, as `Agent.push` does to a tensor's buckets."""
+        for bucket, numbers, values in parts:
+            if self._is_counted(bucket, 0):
+                self._standing.discard((bucket.index, 0))
+                continue
+            if not bucket.settled or bucket.refused is not None:
+                self._settle((bucket,))
+            bucket.hyper = self._usual
+            bucket.put_rows(numbers, values)
+            self._session.progress.bytes_pushed += values.nbytes
+            bucket.pushed_s = time.monotonic()
+            self._session.ring(bucket)
+
+    def rows(self, name: str, rows: RowNumbers) -> Floats:
+        """Return present rows of a sparse table, [n, width], as an array of the caller's: each with
+        all batches that had been applied, whoever added them. Raises what `add` raises."""
+        return self._by_rows[name].read(rows, self._read_rows)
+
+    def _read_rows(self, bucket: WorkerBucket, rows: RowNumbers, out: Floats) -> None:
+        while not self._try_rows(bucket, rows, out):
+            self.add({})  # Its answer comes from wherever the bucket is.
+
+    def _try_rows(self, bucket: WorkerBucket, rows: RowNumbers, out: Floats) -> bool:
+        """Read rows where the bucket is. False: it is being moved, or was lost."""
+        session, slots = self._session, bucket.slots
+        if isinstance(session, Local):
+            assert isinstance(slots, InPlace)
+            slots.read_rows(rows, out)
+            return True
+        core = session._core
+        if not core.attached(bucket.index):
+            return False
+        owner = core.aggregator_of(bucket.index)
+        if isinstance(slots, Snapshot):
+            slots.read_rows(rows, out)
+            return slots.is_of(owner)
+        assert isinstance(slots, StagedSnapshot)
+        try:
+            reading = slots.read_rows(rows, out, owner)
+            asked = asyncio.run_coroutine_threadsafe(reading, session._loop)
+            return asked.result(self._deadline_s)
+        except (Unavailable, AccessRefused) as error:
+            _log.info("job %s, bucket %d: rows were not read: %s", self.job, bucket.index, error)
+            return False
 
     def newest(self, name: str) -> Floats:
         """Return a table's present values, as an array of the caller's: all batches included that
         had been applied, whoever added them. Raises what `add` raises."""
+        if name in self._by_rows:
+            return self.rows(name, np.arange(self._by_rows[name].shape[0]))
         if not all(self._look(bucket) for bucket in self._buckets_of(name)):
             self.add({})  # Its answer has what was applied before it, wherever the bucket is.
         return np.array(self.pull(name))
@@ -177,3 +254,7 @@ class TableAgent(Agent):
         assert session._control is not None
         asking = session._control.meet(address, secret, progress)
         return asyncio.run_coroutine_threadsafe(asking, session._loop)
+
+
+def _no_values(bucket: WorkerBucket) -> Floats:
+    return np.empty((0, bucket.tensors[0].shape[-1]), np.float32)

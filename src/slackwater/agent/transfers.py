@@ -9,11 +9,12 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Final
 
+from slackwater.agent.attachment import Attached
 from slackwater.agent.core import AgentCore
 from slackwater.agent.effects import Ring, WriteSeed, WriteSize
 from slackwater.agent.initial import Initial
 from slackwater.agent.on_device import StagedOnDevice
-from slackwater.agent.region_access import Attached, InPlace, Staged
+from slackwater.agent.region_access import InPlace, Staged
 from slackwater.agent.sizing import Sizing
 from slackwater.agent.snapshot import Snapshots
 from slackwater.agent.virtual_slots import VirtualInPlace, VirtualStaged

@@ -15,9 +15,10 @@ import time
 from collections.abc import Iterator
 from typing import Any, Final
 
+from slackwater.agent.attachment import Array
 from slackwater.agent.client import Agent
 from slackwater.agent.local import Local
-from slackwater.agent.region_access import Array, Staged
+from slackwater.agent.region_access import Staged
 from slackwater.agent.session import Session
 from slackwater.common.base.errors import DeadlineExceeded, Rejected
 from slackwater.common.domains.slots.sizes import Sizes

@@ -10,14 +10,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from slackwater.agent.region_access import (
-    Array,
-    Attached,
-    InPlace,
-    Staged,
-    Staging,
-    bytes_of,
-)
+from slackwater.agent.attachment import Array, Attached
+from slackwater.agent.region_access import InPlace, Staged, Staging, bytes_of
 from slackwater.common.domains.slots.layout import (
     BYTES_PULLED,
     BYTES_PUSHED,

@@ -7,7 +7,7 @@ writes and the other reads.
 """
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise
 from math import prod
 from types import MappingProxyType
@@ -15,13 +15,15 @@ from typing import Any
 
 import numpy as np
 
+from slackwater.agent.attachment import ELEMENT, OWN, Array, Attached
 from slackwater.agent.initial import Initial
-from slackwater.agent.region_access import ELEMENT, OWN, Array, Attached, InPlace, Staging
+from slackwater.agent.region_access import InPlace, Staging
 from slackwater.agent.snapshot import Snapshots
 from slackwater.agent.state_copies import StateCopies
 from slackwater.common.base.errors import GradientRefused, Rejected
 from slackwater.common.domains.slots.frames import HeldStates, Offer, PushRefused
 from slackwater.common.domains.slots.layout import bucket_tensors
+from slackwater.common.domains.slots.rows import ALL, Numbers, fits, write
 from slackwater.common.domains.slots.rules import RULES, Floats, Hyper
 from slackwater.common.transport.gpu import Device, DeviceArray, copy_into
 from slackwater.schemas.jobs import DType, JobSpec, TensorSpec
@@ -78,6 +80,8 @@ class WorkerBucket:
         `iteration`: its rank's own, or those of the virtual ranks that it computes."""
         self._lane = 0
         """The place of the one that is filled next."""
+        self.rows = ALL
+        """The word of the push in the slot (slots/rows.py)."""
         self.reads_confirmed = False
         """Parameters are read as of `confirmed`, even where the next version is here."""
 
@@ -85,6 +89,11 @@ class WorkerBucket:
     def names(self) -> str:
         first, last = self.tensors[0].name, self.tensors[-1].name
         return first if first == last else f"{first} .. {last}"
+
+    @property
+    def sparse(self) -> bool:
+        """Say whether it is of a table of which rows are pushed and read."""
+        return self.tensors[0].sparse
 
     @property
     def reached(self) -> int:
@@ -128,7 +137,7 @@ class WorkerBucket:
         along, unless it is there already, because the region is the same."""
         with self.lock:
             old = self.slots
-            slots.lanes = self.lanes
+            slots.lanes, slots.rows = self.lanes, self.rows
             # A copy that was made before this part of the next iteration came has it not.
             part = self._lane > 0 or len(self.missing) < len(self.tensors)
             elsewhere = old is not None and slots.gradient is not old.gradient
@@ -147,6 +156,7 @@ class WorkerBucket:
                 copy_into(into, gradient)
             elif view is not None and view is not into:
                 copy_into(into, view)  # Produced in a slot that has moved since.
+            self._note_rows(ALL)
             self.missing.discard(position)
             if not self.missing:
                 self.missing.update(range(len(self.tensors)))
@@ -155,6 +165,29 @@ class WorkerBucket:
                 if len(self.lanes) > 1:
                     self.handed_out_views.clear()
                     self._turn_to(0 if last else self._lane + 1)
+
+    def put_rows(self, numbers: Numbers, added: Floats) -> None:
+        """Write rows of a sparse table into the slot, as the whole push: the gradient by which a
+        step of 1 adds this. `numbers`: as the bucket counts them, ascending; `added`: [n, width].
+        """
+        width = self.tensors[0].shape[-1]
+        with self.lock:
+            assert self.slots is not None
+            slot = self.slots.gradient
+            if fits(len(numbers), width, slot):
+                word, values = write(slot, numbers, width)
+                np.negative(added, out=values)
+            else:
+                word, whole = ALL, slot.reshape(-1, width)
+                whole[:] = 0.0
+                whole[numbers] = -added
+            self._note_rows(word)
+            self.iteration += 1
+
+    def _note_rows(self, word: int) -> None:
+        self.rows = word
+        if self.slots is not None:
+            self.slots.rows = word
 
     def parameters(self, position: int) -> Floats:
         """Read-only: valid until this worker has pushed the tensor twice more."""
@@ -202,7 +235,7 @@ class WorkerBucket:
 
     def newest(self, initial: Mapping[str, Array]) -> list[Floats]:
         """The newest parameters that this worker has: what it can seed a bare region with."""
-        if self.source is not None:
+        if self.source is not None and (not self.sparse or self.contained):
             every = range(len(self.tensors))
             return [self._values(position, self.version) for position in every]
         return [self._part(spec, initial.get(spec.name)) for spec in self.tensors]
@@ -312,6 +345,7 @@ def read_tensors(
     tensors: Mapping[str, Any],
     groups: Mapping[str, int] = MappingProxyType({}),
     device: Device | None = None,
+    sparse: Collection[str] = (),
 ) -> tuple[tuple[TensorSpec, ...], Initial]:
     """The job's list and the initial values: of each tensor an array, or a shape (zeros)."""
     brought = tensors if isinstance(tensors, Initial) else Initial(tensors)
@@ -332,7 +366,8 @@ def read_tensors(
                 raise Rejected(f"tensor {name}: its initial values are not all finite")
             values[name] = given
         brought.check_states(name, shape)
-        specs.append(TensorSpec(name=name, shape=shape, group=groups.get(name, 0)))
+        group, by_rows = groups.get(name, 0), name in sparse
+        specs.append(TensorSpec(name=name, shape=shape, group=group, sparse=by_rows))
     return tuple(specs), brought.with_values(values)
 
 

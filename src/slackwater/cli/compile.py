@@ -17,10 +17,12 @@ from slackwater.console.options import Json
 def folds() -> None:
     """Compile the folds of aggregators: float32 gradients of up to four workers, by every update
     rule."""
+    from slackwater.common.domains.slots import row_kernels
     from slackwater.common.domains.slots.kernels import warm
     from slackwater.common.domains.slots.rules import RULES
 
     for rule in RULES:
+        row_kernels.warm(rule, "float32")
         for workers in (1, 2, 4):
             warm(rule, "float32", workers)
 

@@ -21,8 +21,8 @@ from typing import Any, Final, Literal
 import numpy as np
 import torch
 
+from slackwater.agent.attachment import Array
 from slackwater.agent.initial import Initial
-from slackwater.agent.region_access import Array
 from slackwater.common.base.errors import Rejected
 from slackwater.schemas.jobs import DType
 from slackwater.torch.optimizer import Optimizer

@@ -11,9 +11,9 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from slackwater.agent.attachment import Array
 from slackwater.agent.initial import Initial, States
 from slackwater.agent.optimizer_state import TensorState
-from slackwater.agent.region_access import Array
 from slackwater.common.base.errors import Rejected
 from slackwater.common.domains.slots.rules import nesterov_product
 from slackwater.torch.tensors import Trained

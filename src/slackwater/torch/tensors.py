@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from slackwater.agent.region_access import Array
+from slackwater.agent.attachment import Array
 from slackwater.common.base.errors import Rejected
 from slackwater.schemas.jobs import DType
 

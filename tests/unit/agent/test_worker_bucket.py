@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from slackwater.agent.region_access import Array, Attached
+from slackwater.agent.attachment import Array, Attached
 from slackwater.agent.worker_bucket import WorkerBucket, check_gradient, read_tensors
 from slackwater.common.base.errors import Rejected
 from slackwater.common.domains.slots.frames import PushRefused

@@ -101,6 +101,20 @@ def test_a_checkpoint_of_an_asynchronous_job_stands_in_with_what_it_has_of_each_
     bare.check_invariants()
 
 
+@pytest.mark.parametrize(("worker_has", "begun_at"), [((4, 4, 3), 12), ((5, 4, 3), None)])
+def test_the_newer_one_counts_of_a_checkpoint_and_what_a_worker_read_of_an_asynchronous_job(
+    worker_has: tuple[int, ...], begun_at: int | None
+) -> None:
+    plan = msgspec.structs.replace(PLAN, consistency="asynchronous")
+    bare = Bucket(plan, LAYOUT, 1, 4096, 7, version=12, applied=(5, 4, 3))
+    bare.spare = Spare(12, 12)
+    for rank in range(3):
+        bare.attach(rank, rank + 10)
+        bare.offered(rank, 4, worker_has if rank == 1 else ())
+    assert bare.begin_with_spare() == begun_at
+    bare.check_invariants()
+
+
 def test_a_checkpoint_is_left_for_what_a_worker_has() -> None:
     bare = stood_in()
     for rank, version in enumerate((0, 41, 0)):

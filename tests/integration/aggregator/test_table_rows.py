@@ -1,0 +1,150 @@
+"""Sparse tables: real aggregators are killed and blocks travel, while two workers add to rows and
+read rows. Every update counts once, and no row is seen half updated (Cruise's AddVector: all
+numbers of a row are equal, always).
+"""
+
+import asyncio
+import os
+import random
+import signal
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.integration.aggregator.test_mode_kills import POINTS, travel
+
+from slackwater.agent.table_agent import TableAgent
+from slackwater.agent.table_rows import RowUpdates
+
+LAYOUT = "slackwater.common.domains.slots.layout"
+pytestmark = [pytest.mark.live, pytest.mark.timeout(240)]
+
+WORKERS, ROWS, WIDTH = 2, 3_000, 700
+SHARED = 2
+"""Rows whose number leaves this, divided by three, are added to by both; others by one rank."""
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Divide the table into three, as one of a hundred megabytes would be."""
+    monkeypatch.setattr(f"{LAYOUT}.BLOCK_BYTES", 4 * 1024 * 1024)
+
+
+@dataclass
+class Adders:
+    """Agents in threads."""
+
+    url: str
+    transport: str
+    sums: np.ndarray = field(default_factory=lambda: np.zeros((WORKERS, ROWS), np.float32))
+    done: list[int] = field(default_factory=lambda: [0] * WORKERS)
+    read: int = 0
+    over: threading.Event = field(default_factory=threading.Event)
+    together: threading.Barrier = field(default_factory=lambda: threading.Barrier(WORKERS))
+    failures: list[BaseException] = field(default_factory=list)
+    threads: list[threading.Thread] = field(default_factory=list)
+
+    def start(self) -> None:
+        for rank in range(WORKERS):
+            self.threads.append(threading.Thread(target=self._run, args=(rank,), daemon=True))
+            self.threads[-1].start()
+
+    def _run(self, rank: int) -> None:
+        rng = np.random.default_rng(rank)
+        try:
+            with TableAgent(
+                {"t": np.zeros((ROWS, WIDTH), np.float32)}, ["t"], url=self.url, job="j1",
+                rank=rank, workers=WORKERS, transport=self.transport, deadline_s=60.0,
+            ) as agent:  # fmt: skip
+                while not self.over.is_set():
+                    self._add(agent, rank, rng)
+                    self._look(agent, rank, rng.permutation(ROWS)[:200])
+                self.together.wait(60.0)
+                assert (agent.newest("t") == self.sums.sum(0)[:, None]).all()
+                self.together.wait(60.0)
+        except BaseException as error:
+            self.failures.append(error)
+
+    def _add(self, agent: TableAgent, rank: int, rng: np.random.Generator) -> None:
+        rows = rng.permutation(ROWS)[: rng.integers(0, 60)]
+        rows = rows[(rows % 3 == rank) | (rows % 3 == SHARED)]
+        added = rng.integers(-4, 5, len(rows)).astype(np.float32)
+        agent.add({"t": RowUpdates(rows, np.repeat(added[:, None], WIDTH, 1))})
+        self.sums[rank, rows] += added
+        self.done[rank] += 1
+
+    def _look(self, agent: TableAgent, rank: int, rows: np.ndarray) -> None:
+        found = agent.rows("t", rows)
+        self.read += len(rows)
+        assert (found == found[:, :1]).all(), "a row is torn"
+        own = rows % 3 == rank
+        assert (found[own, 0] == self.sums[rank, rows[own]]).all(), "its own writes"
+
+    async def until(self, batches: int) -> None:
+        async with asyncio.timeout(60.0):
+            while min(self.done) < batches:
+                if self.failures:
+                    raise self.failures[0]
+                await asyncio.sleep(0.01)
+
+    async def finish(self) -> None:
+        self.over.set()
+        for thread in self.threads:
+            await asyncio.to_thread(thread.join, 60.0)
+            assert not thread.is_alive(), "a worker hangs"
+        if self.failures:
+            raise self.failures[0]
+
+
+async def disturbed(lab: Any, transport: str, kills: int) -> Adders:
+    rng = random.Random(transport)
+    await lab.aggregators("a1", "a2", transport=transport)
+    run = Adders(lab.supervisor.url, transport)
+    run.start()
+    await run.until(3)
+    assert len(lab.director.jobs["j1"].places) == 3, "blocks of the table"
+    travelling = asyncio.ensure_future(travel(lab, rng))
+    try:
+        for kill in range(kills):
+            victim, point = rng.choice(["a1", "a2"]), POINTS[kill % len(POINTS)]
+            before = lab.restarts(victim)
+            lab.supervisor.arm(victim, f"{point}=kill@{rng.randint(1, 6)}")
+            await asyncio.sleep(rng.uniform(0.0, 0.1))
+            lab.supervisor.kill(victim, signal.SIGKILL)
+            await lab.restarted(victim, before + 2)
+            assert not travelling.done(), travelling
+            await run.until(min(run.done) + 2)
+    finally:
+        travelling.cancel()
+        await asyncio.gather(travelling, return_exceptions=True)
+    await run.finish()
+    return run
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+async def test_updates_of_rows_count_once_and_no_row_is_torn(lab: Any, transport: str) -> None:
+    """Takes some ten seconds: aggregators start again twelve times."""
+    await disturbed(lab, transport, 6)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+async def test_a_thousand_kills_in_mid_fold_lose_no_update(lab: Any, transport: str) -> None:
+    """Takes about an hour; ROW_KILLS for fewer."""
+    run = await disturbed(lab, transport, int(os.environ.get("ROW_KILLS", "500")))
+    assert run.read > 0
+
+
+async def test_rows_of_a_lost_region_are_what_is_mapped_here(lab: Any) -> None:
+    """The supervisor forgot the memory, too: whoever maps it fills the next one."""
+    await lab.aggregators("a1", "a2", transport="shm")
+    run = Adders(lab.supervisor.url, "shm")
+    run.start()
+    for kill in range(3):
+        await run.until(8 * (kill + 1))
+        assert await lab.lose("a1", lab.director.jobs["j1"]) >= 1
+    await run.until(min(run.done) + 5)
+    await run.finish()
