@@ -93,7 +93,7 @@ class Rotation(Driver):
 class Lda(elastic.App):
     executors = EXECUTORS
     tables = {
-        "words": Table(VOCABULARY, TOPICS, dtype="int32"),
+        "words": Table(VOCABULARY, TOPICS, dtype="int32", sparse=True),
         "topics": Table(1, TOPICS, dtype="int32"),
     }
     driver = Rotation()

@@ -16,7 +16,7 @@ ITERATIONS, EXECUTORS, ROWS, WIDTH = int(os.environ["ITERATIONS"]), 4, 300, 1000
 
 class Quadratic(elastic.App):
     executors = EXECUTORS
-    tables = {name: Table(ROWS, WIDTH) for name in "ab"}
+    tables = {name: Table(ROWS, WIDTH, sparse="SPARSE" in os.environ) for name in "ab"}
     driver = Ssp(ITERATIONS, staleness=1)
 
     class Executor(elastic.Executor):

@@ -112,12 +112,14 @@ async def kill_hosts(
 
 
 @pytest.mark.parametrize("transport", ["", "tcp"], ids=["shm", "tcp"])
+@pytest.mark.parametrize("sparse", [False, True], ids=["whole", "rows"])
 async def test_killed_hosts_and_services_lose_no_task_and_repeat_none(
-    tmp_path: Path, transport: str
+    tmp_path: Path, transport: str, sparse: bool
 ) -> None:
-    iterations = 800
+    iterations = 600 if sparse else 800
+    env = {"ITERATIONS": str(iterations), **({"SPARSE": "1"} if sparse else {})}
     async with running(transport) as (cluster, client):
-        await client.submit(program(tmp_path, iterations))
+        await client.submit(program(tmp_path, iterations, env=env))
         names = [unit.name for unit in cluster.supervisor.status()]
         services = [name for name in names if name.startswith(("agg", "master", "contr", "work"))]
         assert len(services) >= 5, names
@@ -229,6 +231,33 @@ async def test_tables_that_are_lost_while_it_runs_are_as_hosts_read_them_last(
     for left in result.values():
         lost = math.log(left, 0.97)
         assert iterations - 10.0 < lost < iterations + 0.1, f"{iterations - lost:.1f} were lost"
+
+
+@pytest.mark.parametrize("transport", ["", "tcp"], ids=["shm", "tcp"])
+async def test_rows_that_are_lost_while_it_runs_are_those_of_hosts_or_of_a_checkpoint(
+    tmp_path: Path, transport: str
+) -> None:
+    """A host has all of a sparse table where it maps it, else none: then the checkpoint counts."""
+    iterations, folder = 150, tmp_path / "saved"
+    spec = program(
+        tmp_path, iterations, program=(sys.executable, str(QUADRATIC)), servers=2,
+        save_to=str(folder), save_every_s=0.5,
+        env={"ITERATIONS": str(iterations), "SPARSE": "1"},
+    )  # fmt: skip
+    async with running(transport) as (cluster, client):
+        await client.submit(spec)
+        for home in ("aggregator-a1", "aggregator-a2"):
+            await saved_twice(client, folder)
+            cluster.supervisor.drop_fds(home)
+            cluster.supervisor.kill(home, signal.SIGKILL)
+            await cluster.supervisor.until_ready(home)
+        record = await ended(client)
+    assert record.state == "completed", record.reason
+    result = msgspec.json.decode(record.results["0"])
+    may_lose = 60.0 if transport else 2.0
+    for left in result.values():
+        lost = iterations - math.log(left, 0.97)
+        assert -0.1 < lost < may_lose, f"{lost:.1f} iterations were lost"
 
 
 async def test_a_launch_that_is_killed_leaves_the_program_running(tmp_path: Path) -> None:

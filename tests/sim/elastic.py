@@ -3,13 +3,16 @@ call, moved and scaled at any time, all drawn from a seed."""
 
 from collections import defaultdict, deque
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
+from slackwater.agent.table_rows import RowNumbers, RowUpdates
 from slackwater.common.base import codec
 from slackwater.common.domains.slots.rules import Floats
 from slackwater.elastic.app import App
+from slackwater.elastic.cache import Update
 from slackwater.elastic.driver_core import (
     DriverAction,
     DriverCore,
@@ -73,12 +76,18 @@ class MemoryTables:
             self.apply(self.number + 1, {})
         return self._store.values[name].copy()
 
-    def apply(self, number: int, deltas: Mapping[str, Floats]) -> None:
+    def read_rows(self, name: str, rows: RowNumbers) -> Floats:
+        return self.read(name)[rows]
+
+    def apply(self, number: int, deltas: Mapping[str, Update]) -> None:
         for name, values in self._store.values.items():
             self._kills.maybe()
             if self._store.applied[self._rank, name] < number:
-                if name in deltas:
-                    values += deltas[name]
+                delta = deltas.get(name)
+                if isinstance(delta, RowUpdates):
+                    values[delta.rows] += delta.values
+                elif delta is not None:
+                    values += delta
                 self._store.applied[self._rank, name] = number
         self._kills.maybe()
 
@@ -97,8 +106,7 @@ class MemoryFiles:
 
     def seal(self, batch: Batch) -> None:
         self._kills.maybe()
-        deltas = {name: delta.copy() for name, delta in batch.deltas.items()}
-        self._disk.batch = batch._replace(deltas=deltas)
+        self._disk.batch = batch._replace(deltas=deepcopy(dict(batch.deltas)))
         self._kills.maybe()
 
     def sealed(self) -> Batch | None:

@@ -14,7 +14,7 @@ import pytest
 from tests.sim.elastic import World
 
 from slackwater.elastic.app import App, Executor, Table
-from slackwater.elastic.cache import TableCache
+from slackwater.elastic.cache import TableCache, _Whole
 from slackwater.elastic.drivers import Asp, Driver, Run, Ssp
 from slackwater.elastic.host import Host
 from slackwater.schemas.base import Message
@@ -47,6 +47,10 @@ class Counting(App):
         def restore(self, state: Any) -> None:
             assert (state["some"] == np.arange(state["runs"])).all()
             self.runs = state["runs"]
+
+
+class CountingRows(Counting):
+    tables = {"n": Table(7, 1, sparse=True), "m": Table(3, 2, dtype="int32", sparse=True)}
 
 
 class Counts(Driver):
@@ -92,6 +96,7 @@ def check(world: World) -> None:
 def test_undisturbed() -> None:
     for seed in range(20):
         check(World(Counting(), Counts, seed).play())
+        check(World(CountingRows(), Counts, seed).play())
 
 
 @pytest.mark.parametrize("part", range(5))
@@ -99,7 +104,8 @@ def test_killed_moved_and_scaled(part: int) -> None:
     """A few hundred whole runs; `ELASTIC_SEEDS=10000` for more."""
     deaths = driver_deaths = moves = shortened = 0
     for seed in range(part, SEEDS, 5):
-        world = World(Counting(), Counts, seed, kill=0.01)
+        app = CountingRows() if seed % 2 else Counting()
+        world = World(app, Counts, seed, kill=0.01)
         check(world.play(scale=0.01, sever=0.005))
         deaths, moves = deaths + world.deaths, moves + world.moves
         driver_deaths += world.driver_deaths
@@ -130,16 +136,24 @@ def test_iterations_are_reported_once_and_in_order() -> None:
 # Faults that the simulation must find -----------------------------------------------------------
 
 
-def broken(monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
+@pytest.fixture(params=[Counting, CountingRows])
+def app(request: pytest.FixtureRequest) -> type[App]:
+    found: type[App] = request.param
+    return found
+
+
+def broken(app: type[App], **options: Any) -> None:
     def play_many() -> None:
         for seed in range(200):
-            check(World(Counting(), Counts, seed, **options).play(scale=0.02))
+            check(World(app(), Counts, seed, **options).play(scale=0.02))
 
     with pytest.raises(AssertionError):
         play_many()
 
 
-def test_finds_completions_told_before_their_updates(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finds_completions_told_before_their_updates(
+    monkeypatch: pytest.MonkeyPatch, app: type[App]
+) -> None:
     flush = Host._flush
 
     def early(self: Any) -> None:
@@ -153,39 +167,47 @@ def test_finds_completions_told_before_their_updates(monkeypatch: pytest.MonkeyP
             apply(*self.held_back.pop(0))
 
     monkeypatch.setattr(Host, "_flush", early)
-    broken(monkeypatch)
+    broken(app)
 
 
-def test_finds_a_cache_that_serves_newer_orders(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finds_a_cache_that_serves_newer_orders(
+    monkeypatch: pytest.MonkeyPatch, app: type[App]
+) -> None:
     get = TableCache.get
     monkeypatch.setattr(
         TableCache, "get", lambda self, name, rows, version: get(self, name, rows, version // 8)
     )
-    broken(monkeypatch)
+    broken(app)
 
 
-def test_finds_a_cache_that_forgets_what_was_flushed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finds_a_cache_that_forgets_what_was_flushed(
+    monkeypatch: pytest.MonkeyPatch, app: type[App]
+) -> None:
     def sent(self: Any) -> None:
-        self._log = {}
+        for cached in self._cached.values():
+            if isinstance(cached, _Whole):
+                cached.log = None
+            else:
+                cached._log.clear()
 
     monkeypatch.setattr(TableCache, "sent", sent)
-    broken(monkeypatch)
+    broken(app)
 
 
 def test_finds_executors_that_read_older_values_where_they_go(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, app: type[App]
 ) -> None:
     monkeypatch.setattr(TableCache, "clear", lambda self: None)
-    broken(monkeypatch)
+    broken(app)
 
 
-def test_finds_a_batch_that_is_not_redone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finds_a_batch_that_is_not_redone(monkeypatch: pytest.MonkeyPatch, app: type[App]) -> None:
     monkeypatch.setattr(Host, "_redo", lambda self: None)
-    broken(monkeypatch, kill=0.01)
+    broken(app, kill=0.01)
 
 
 def test_finds_an_empty_batch_that_takes_the_number_of_a_sealed_one(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, app: type[App]
 ) -> None:
     """Found by a run of 200 kills: rank 0 pushed one for a change of size before it had read what
     the process before it had sealed."""
@@ -194,10 +216,12 @@ def test_finds_an_empty_batch_that_takes_the_number_of_a_sealed_one(
         self._tables.apply(self._tables.number + 1, {})
 
     monkeypatch.setattr(Host, "push_nothing", at_once)
-    broken(monkeypatch, kill=0.01)
+    broken(app, kill=0.01)
 
 
-def test_finds_an_empty_batch_that_is_left_in_some_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finds_an_empty_batch_that_is_left_in_some_tables(
+    monkeypatch: pytest.MonkeyPatch, app: type[App]
+) -> None:
     def sealed_alone(self: Any) -> None:
         batch = self._files.sealed()
         if batch is not None and batch.number == self._tables.number + 1:
@@ -206,18 +230,22 @@ def test_finds_an_empty_batch_that_is_left_in_some_tables(monkeypatch: pytest.Mo
         self._unnoted = batch
 
     monkeypatch.setattr(Host, "_redo", sealed_alone)
-    broken(monkeypatch, kill=0.01)
+    broken(app, kill=0.01)
 
 
-def test_finds_a_driver_s_state_that_lacks_something(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finds_a_driver_s_state_that_lacks_something(
+    monkeypatch: pytest.MonkeyPatch, app: type[App]
+) -> None:
     def forgetful(self: Any, state: Any) -> None:
         self.told, self.results = state["told"], [each[:-1] for each in state["results"]]
 
     monkeypatch.setattr(Counts, "restore", forgetful)
-    broken(monkeypatch, kill=0.01)
+    broken(app, kill=0.01)
 
 
-def test_finds_a_state_that_does_not_go_along(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finds_a_state_that_does_not_go_along(
+    monkeypatch: pytest.MonkeyPatch, app: type[App]
+) -> None:
     take = Host._take
 
     def fresh(self: Any, message: Message, payload: bytes) -> None:
@@ -225,4 +253,4 @@ def test_finds_a_state_that_does_not_go_along(monkeypatch: pytest.MonkeyPatch) -
         take(self, TakeExecutor(executor=message.executor, move=message.move), b"")
 
     monkeypatch.setattr(Host, "_take", fresh)
-    broken(monkeypatch)
+    broken(app)

@@ -35,13 +35,15 @@ class Table:
     """`rows` x `width` numbers that all executors read and add to.
 
     `init`: an array of that shape, or a function that returns one; zeros otherwise. `dtype`:
-    float32, or int32 for counts, which are exact up to 2^24 (a larger one is refused).
+    float32, or int32 for counts, which are exact up to 2^24 (a larger one is refused). `sparse`: a
+    task touches few of many rows; then these alone are read and written.
     """
 
     rows: int
     width: int
     init: Any = None
     dtype: str = "float32"
+    sparse: bool = False
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -156,6 +158,7 @@ def _check_table(at: str, name: object, table: object) -> None:
 def described(app: App) -> str:
     """Say in a line what the program is: hosts of one run must all say the same."""
     tables = ", ".join(
-        f"{name} {table.rows} x {table.width} {table.dtype}" for name, table in app.tables.items()
+        f"{name} {table.rows} x {table.width} {table.dtype}{' by rows' * table.sparse}"
+        for name, table in app.tables.items()
     )
     return f"{type(app).__name__}: {app.executors} executors; tables {tables}; {app.driver}"

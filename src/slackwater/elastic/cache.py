@@ -4,31 +4,50 @@ All executors of a process share both (Qiao 2021, section 4.3.2). A value is tag
 of the order that it was fetched for, and serves orders up to that one. A task also reads what it
 and the process's others have added since (read my writes), sent or not: what was sent is added to
 the cached values, too, which may be older.
+
+A table is fetched and sent whole, or by rows if it is sparse: then each row has a tag, and memory
+is taken by what is read and added to.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from slackwater.agent.table_rows import RowNumbers, RowUpdates
 from slackwater.common.base.errors import Rejected
 from slackwater.common.domains.slots.rules import Floats
 from slackwater.elastic.app import EXACT_MAX, Table
 
 Rows = NDArray[np.int64] | None
-Deltas = dict[str, Floats]
+Update = Floats | RowUpdates
+"""An array as large as its table, or rows."""
 
 
 class TableCache:
-    """`read`: fetches a table's present values, as an array that is ours."""
+    """`read`: fetches a table's present values; `read_rows`: those of some rows, none twice, of a
+    sparse one. Both return arrays that are ours."""
 
-    def __init__(self, tables: Mapping[str, Table], read: Callable[[str], Floats]) -> None:
-        self._tables, self._read = tables, read
-        self._values: dict[str, tuple[int, Floats]] = {}
-        self._log: Deltas = {}
-        self._own: Deltas = {}
-        self.gets = self.fetches = 0
+    def __init__(
+        self,
+        tables: Mapping[str, Table],
+        read: Callable[[str], Floats],
+        read_rows: Callable[[str, RowNumbers], Floats],
+    ) -> None:
+        self._tables = tables
+        self._cached: dict[str, _Cached] = {
+            name: _ByRows(table.shape, name, read_rows)
+            if table.sparse
+            else _Whole(table.shape, name, read)
+            for name, table in tables.items()
+        }
+        self.gets = 0
+
+    @property
+    def fetches(self) -> int:
+        """Count the gets that had to read a table, or rows of it."""
+        return sum(cached.fetches for cached in self._cached.values())
 
     def get(self, name: str, rows: Any, version: int) -> Any:
         """Return a copy of a table, or of some of its rows, as an order of this version may read
@@ -36,16 +55,7 @@ class TableCache:
         table = self._table(name)
         at = _rows(name, table, rows)
         self.gets += 1
-        tag, values = self._values.get(name, (-1, None))
-        if values is None or tag < version:
-            self.fetches += 1
-            values = self._read(name)
-            self._values[name] = version, values
-        found = values.copy() if at is None else values[at]
-        for deltas in (self._log, self._own):
-            if name in deltas:
-                found += deltas[name] if at is None else deltas[name][at]
-        return presented(name, table, found)
+        return presented(name, table, self._cached[name].values(at, version))
 
     def update(self, name: str, delta: Any, rows: Any) -> None:
         """Add to a table, or to some of its rows; one that is named twice is added to twice. It
@@ -65,13 +75,7 @@ class TableCache:
             raise Rejected(f"table {name}: an update with NaN or infinity")
         if table.dtype == "int32" and (added != np.rint(added)).any():
             raise Rejected(f"table {name}: its numbers are whole, the update's are not")
-        into = self._own.get(name)
-        if into is None:
-            into = self._own[name] = np.zeros(table.shape, np.float32)
-        if at is None:
-            into += added
-        else:
-            np.add.at(into, at, added)
+        self._cached[name].add(at, added)
 
     def _table(self, name: str) -> Table:
         try:
@@ -83,34 +87,174 @@ class TableCache:
 
     def complete(self) -> None:
         """Let the task's updates count: it is done."""
-        for name, added in self._own.items():
-            if name in self._log:
-                self._log[name] += added
-            else:
-                self._log[name] = added
-        self._own = {}
+        for cached in self._cached.values():
+            cached.complete()
 
     def discard(self) -> None:
         """Forget what the task added: it failed."""
-        self._own = {}
+        for cached in self._cached.values():
+            cached.discard()
 
     @property
-    def log(self) -> Mapping[str, Floats]:
+    def log(self) -> Mapping[str, Update]:
         """The updates of tasks that are done, and were not sent."""
-        return self._log
+        logs = {name: cached.log for name, cached in self._cached.items()}
+        return {name: log for name, log in logs.items() if log is not None}
 
     def sent(self) -> None:
         """Note that the log has been applied: it stays this process's own writes, wherever older
         values are cached."""
-        for name, added in self._log.items():
-            if name in self._values:
-                self._values[name][1].__iadd__(added)
-        self._log = {}
+        for cached in self._cached.values():
+            cached.sent()
 
     def clear(self) -> None:
         """Fetch everything anew: an executor came, whose own writes may be newer than the values
         that are here."""
-        self._values = {}
+        for cached in self._cached.values():
+            cached.clear()
+
+
+class _Cached(Protocol):
+    """One table's values, its log, and what the running task added to it."""
+
+    fetches: int
+
+    def values(self, at: Rows, version: int) -> Floats: ...
+
+    def add(self, at: Rows, added: Floats) -> None: ...
+
+    def complete(self) -> None: ...
+
+    def discard(self) -> None: ...
+
+    @property
+    def log(self) -> Update | None: ...
+
+    def sent(self) -> None: ...
+
+    def clear(self) -> None: ...
+
+
+class _Whole:
+    def __init__(self, shape: tuple[int, int], name: str, read: Callable[[str], Floats]) -> None:
+        self._shape, self._name, self._read = shape, name, read
+        self._tag = -1
+        self._values: Floats | None = None
+        self.log: Floats | None = None
+        self._own: Floats | None = None
+        self.fetches = 0
+
+    def values(self, at: Rows, version: int) -> Floats:
+        if self._values is None or self._tag < version:
+            self.fetches += 1
+            self._values, self._tag = self._read(self._name), version
+        found = self._values.copy() if at is None else self._values[at]
+        for added in (self.log, self._own):
+            if added is not None:
+                found += added if at is None else added[at]
+        return found
+
+    def add(self, at: Rows, added: Floats) -> None:
+        if at is None:
+            self._own = added.copy() if self._own is None else self._own + added
+            return
+        if self._own is None:
+            self._own = np.zeros(self._shape, np.float32)
+        np.add.at(self._own, at, added)
+
+    def complete(self) -> None:
+        if self._own is not None:
+            self.log = self._own if self.log is None else self.log + self._own
+        self._own = None
+
+    def discard(self) -> None:
+        self._own = None
+
+    def sent(self) -> None:
+        if self.log is not None and self._values is not None:
+            self._values += self.log
+        self.log = None
+
+    def clear(self) -> None:
+        self._values = None
+
+
+class _Sums:
+    """Sums of updates, by row. Memory that is never touched is none."""
+
+    def __init__(self, shape: tuple[int, int]) -> None:
+        self.values = np.zeros(shape, np.float32)
+        self._added: list[RowNumbers] = []
+
+    @property
+    def rows(self) -> RowNumbers:
+        """The rows that were added to, ascending."""
+        if len(self._added) > 1:
+            self._added = [np.unique(np.concatenate(self._added))]
+        return self._added[0] if self._added else np.empty(0, np.int64)
+
+    def add(self, rows: RowNumbers, added: Floats) -> None:
+        """Add to rows, of which one may be named twice."""
+        once = np.unique(rows)
+        if len(once) == len(rows):
+            self.values[rows] += added
+        else:
+            np.add.at(self.values, rows, added)
+        self._added.append(once)
+
+    def clear(self) -> None:
+        """Begin anew."""
+        self.values[self.rows] = 0.0
+        self._added = []
+
+
+class _ByRows:
+    def __init__(
+        self, shape: tuple[int, int], name: str, read: Callable[[str, RowNumbers], Floats]
+    ) -> None:
+        self._name, self._read, self._every = name, read, np.arange(shape[0])
+        self._values = np.zeros(shape, np.float32)
+        self._tags = np.full(shape[0], -1)
+        self._log, self._own = _Sums(shape), _Sums(shape)
+        self.fetches = 0
+
+    def values(self, at: Rows, version: int) -> Floats:
+        rows = self._every if at is None else at
+        old = rows[self._tags[rows] < version]
+        if len(old):
+            old = np.unique(old)
+            self.fetches += 1
+            self._values[old] = self._read(self._name, old)
+            self._tags[old] = version
+        found = self._values[rows]
+        for sums in (self._log, self._own):
+            if len(sums.rows):
+                found += sums.values[rows]
+        return found
+
+    def add(self, at: Rows, added: Floats) -> None:
+        self._own.add(self._every if at is None else at, added)
+
+    def complete(self) -> None:
+        if len(rows := self._own.rows):
+            self._log.add(rows, self._own.values[rows])
+            self._own.clear()
+
+    def discard(self) -> None:
+        self._own.clear()
+
+    @property
+    def log(self) -> RowUpdates | None:
+        rows = self._log.rows
+        return RowUpdates(rows, self._log.values[rows]) if len(rows) else None
+
+    def sent(self) -> None:
+        rows = self._log.rows
+        self._values[rows] += self._log.values[rows]
+        self._log.clear()
+
+    def clear(self) -> None:
+        self._tags[:] = -1
 
 
 def presented(name: str, table: Table, values: Floats) -> Any:

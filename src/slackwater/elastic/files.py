@@ -18,9 +18,10 @@ from typing import Final
 
 import msgspec
 
+from slackwater.agent.table_rows import RowUpdates
 from slackwater.common.base.errors import Fatal, Rejected
 from slackwater.common.base.packing import ARRAYS
-from slackwater.common.domains.slots.rules import Floats
+from slackwater.elastic.cache import Update
 from slackwater.elastic.host import Batch
 from slackwater.schemas.elastic import Completion, Entry, RunBegun, RunStands
 
@@ -165,7 +166,10 @@ class HostFolder:
             {
                 "number": batch.number,
                 "completions": [[each.order, each.result] for each in batch.completions],
-                "deltas": dict(batch.deltas),
+                "deltas": {
+                    name: tuple(delta) if isinstance(delta, RowUpdates) else delta
+                    for name, delta in batch.deltas.items()
+                },
             }
         )
         _write(self._folder / "batch", packed)
@@ -192,7 +196,10 @@ class HostFolder:
             return None
         found = ARRAYS.unpack(data)
         completions = tuple(Completion(order=o, result=r) for o, r in found["completions"])
-        deltas: Mapping[str, Floats] = found["deltas"]
+        deltas: Mapping[str, Update] = {
+            name: RowUpdates(*delta) if isinstance(delta, tuple) else delta
+            for name, delta in found["deltas"].items()
+        }
         return Batch(found["number"], completions, deltas)
 
     def keep(self, executor: int, move: int, number: int, state: bytes) -> None:

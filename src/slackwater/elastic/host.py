@@ -16,11 +16,12 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple, Protocol
 
+from slackwater.agent.table_rows import RowNumbers
 from slackwater.common.base.errors import Rejected, SlackwaterError
 from slackwater.common.base.packing import ARRAYS
 from slackwater.common.domains.slots.rules import Floats
 from slackwater.elastic.app import App, Executor
-from slackwater.elastic.cache import TableCache
+from slackwater.elastic.cache import TableCache, Update
 from slackwater.elastic.failures import last_words
 from slackwater.schemas.base import Message
 from slackwater.schemas.elastic import (
@@ -52,7 +53,7 @@ orders would else never tell."""
 class Batch(NamedTuple):
     number: int
     completions: tuple[Completion, ...]
-    deltas: Mapping[str, Floats]
+    deltas: Mapping[str, Update]
 
 
 class Tables(Protocol):
@@ -67,7 +68,11 @@ class Tables(Protocol):
         """Return the present values, all applied batches included, as an array of the caller's."""
         ...
 
-    def apply(self, number: int, deltas: Mapping[str, Floats]) -> None:
+    def read_rows(self, name: str, rows: RowNumbers) -> Floats:
+        """Return present rows of a sparse table, none of them twice, in this order."""
+        ...
+
+    def apply(self, number: int, deltas: Mapping[str, Update]) -> None:
         """Add a batch, number `number` + 1, and return once it is applied. A batch of which a part
         was applied before is completed."""
         ...
@@ -141,7 +146,7 @@ class Host:
         self._now_s = now_s
         self._files: Files | None = None
         self._run = ""
-        self.cache = TableCache(app.tables, tables.read)
+        self.cache = TableCache(app.tables, tables.read, tables.read_rows)
         self._executors: dict[int, _Held] = {}
         self._parked: dict[int, _Held] = {}
         """Let go, and not to be forgotten yet."""

@@ -29,6 +29,7 @@ from slackwater.agent.identity import plainly
 from slackwater.agent.journal import default_folder
 from slackwater.agent.local import JOB as LOCAL
 from slackwater.agent.table_agent import TableAgent
+from slackwater.agent.table_rows import RowNumbers
 from slackwater.common.base import codec, limits
 from slackwater.common.base.errors import (
     DeadlineExceeded,
@@ -40,7 +41,7 @@ from slackwater.common.base.errors import (
 from slackwater.common.base.words import number_of
 from slackwater.common.domains.slots.rules import Floats
 from slackwater.elastic.app import App, checked, described
-from slackwater.elastic.cache import presented
+from slackwater.elastic.cache import Update, presented
 from slackwater.elastic.driver_core import Report
 from slackwater.elastic.failures import last_words
 from slackwater.elastic.files import HostFolder, RunJournal
@@ -74,7 +75,8 @@ def launch(app: App) -> Any:
         tables = {name: table.first_values(name) for name, table in app.tables.items()}
     except Rejected as error:
         raise plainly(str(error)) from error
-    return _Process(app, TableAgent(tables)).live()
+    sparse = [name for name, table in app.tables.items() if table.sparse]
+    return _Process(app, TableAgent(tables, sparse)).live()
 
 
 class AgentTables:
@@ -90,7 +92,10 @@ class AgentTables:
     def read(self, name: str) -> Floats:
         return self._agent.newest(name)
 
-    def apply(self, number: int, deltas: Mapping[str, Floats]) -> None:
+    def read_rows(self, name: str, rows: RowNumbers) -> Floats:
+        return self._agent.rows(name, rows)
+
+    def apply(self, number: int, deltas: Mapping[str, Update]) -> None:
         assert number == self._agent.iteration + 1, (number, self._agent.iteration)
         self._agent.add(deltas)
 

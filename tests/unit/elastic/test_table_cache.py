@@ -7,42 +7,69 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slackwater.agent.table_rows import RowNumbers, RowUpdates
 from slackwater.common.base.errors import Rejected
+from slackwater.common.domains.slots.rules import Floats
 from slackwater.elastic.app import EXACT_MAX, Table
 from slackwater.elastic.cache import TableCache
-
-TABLES = {"w": Table(4, 2), "n": Table(3, 1, dtype="int32")}
 
 
 class Store:
     """The tables elsewhere."""
 
-    def __init__(self) -> None:
-        self.values = {name: table.first_values(name) for name, table in TABLES.items()}
-        self.cache = TableCache(TABLES, lambda name: self.values[name].copy())
+    def __init__(self, *, sparse: bool) -> None:
+        tables = {
+            "w": Table(4, 2, sparse=sparse),
+            "n": Table(3, 1, dtype="int32", sparse=sparse),
+        }
+        self.values = {name: table.first_values(name) for name, table in tables.items()}
+        self.read: list[list[int]] = []
+        """Rows that were read of sparse tables."""
+        self.cache = TableCache(tables, lambda name: self.values[name].copy(), self.rows)
+
+    def rows(self, name: str, rows: RowNumbers) -> Floats:
+        self.read.append(rows.tolist())
+        return self.values[name][rows]
 
     def flush(self) -> None:
         for name, delta in self.cache.log.items():
-            self.values[name] += delta
+            if isinstance(delta, RowUpdates):
+                self.values[name][delta.rows] += delta.values
+            else:
+                self.values[name] += delta
         self.cache.sent()
 
 
-def test_a_value_is_fetched_once_a_version_and_serves_older_orders() -> None:
-    store = Store()
+@pytest.fixture(params=[False, True], ids=["whole", "rows"])
+def sparse(request: pytest.FixtureRequest) -> bool:
+    found: bool = request.param
+    return found
+
+
+def test_a_value_is_fetched_once_a_version_and_serves_older_orders(sparse: bool) -> None:
+    store = Store(sparse=sparse)
     for version in (3, 3, 2, 0, 4):
         store.cache.get("w", None, version)
     assert (store.cache.gets, store.cache.fetches) == (5, 2)
 
 
-def test_what_is_returned_is_a_copy() -> None:
-    cache = Store().cache
+def test_rows_are_fetched_that_are_asked_for_and_not_there_yet() -> None:
+    store = Store(sparse=True)
+    for rows, version in (([2, 0, 2], 1), ([0], 1), ([0, 1], 0), ([0, 1, 3], 2)):
+        store.cache.get("w", rows, version)
+    assert store.read == [[0, 2], [1], [0, 1, 3]]
+    assert store.cache.fetches == 3
+
+
+def test_what_is_returned_is_a_copy(sparse: bool) -> None:
+    cache = Store(sparse=sparse).cache
     cache.get("w", None, 0)[:] = 7
     cache.get("w", [1], 0)[:] = 7
     assert not cache.get("w", None, 0).any()
 
 
-def test_updates_of_a_task_count_once_it_is_complete() -> None:
-    store = Store()
+def test_updates_of_a_task_count_once_it_is_complete(sparse: bool) -> None:
+    store = Store(sparse=sparse)
     store.cache.update("w", np.ones((4, 2)), None)
     assert store.cache.get("w", [0], 0).tolist() == [[1, 1]], "it reads its own"
     assert not store.cache.log
@@ -50,13 +77,21 @@ def test_updates_of_a_task_count_once_it_is_complete() -> None:
     assert not store.cache.get("w", None, 0).any()
     store.cache.update("w", [[1, 2], [3, 4]], [2, 2])
     store.cache.complete()
-    assert store.cache.log["w"][2].tolist() == [4, 6], "a row that is named twice"
+    log = store.cache.log["w"]
+    if isinstance(log, RowUpdates):
+        assert (log.rows.tolist(), log.values.tolist()) == ([2], [[4, 6]])
+    else:
+        assert log[2].tolist() == [4, 6], "a row that is named twice"
 
 
-@given(st.lists(st.sampled_from(["add", "complete", "discard", "flush", "other", "read"])))
-def test_reads_are_what_was_read_plus_all_of_our_own(steps: list[str]) -> None:
+@given(
+    st.lists(st.sampled_from(["add", "complete", "discard", "flush", "other", "read", "clear"])),
+    st.booleans(),
+)
+def test_reads_are_what_was_read_plus_all_of_our_own(steps: list[str], by_rows: bool) -> None:
     """However adds, flushes and others' updates follow one another."""
-    store, own, task, version = Store(), 0.0, 0.0, 0
+    store = Store(sparse=by_rows)
+    own, task, version = 0.0, 0.0, 0
     seen = 0.0
     for step in steps:
         if step == "add":
@@ -70,6 +105,9 @@ def test_reads_are_what_was_read_plus_all_of_our_own(steps: list[str]) -> None:
             task = 0.0
         elif step == "flush":
             store.flush()
+        elif step == "clear":
+            store.flush()
+            store.cache.clear()
         elif step == "other":
             store.values["w"] += 100
             version += 1
@@ -98,16 +136,16 @@ def test_reads_are_what_was_read_plus_all_of_our_own(steps: list[str]) -> None:
     ],
 )
 @pytest.mark.filterwarnings("ignore:overflow")
-def test_a_wrong_call_is_refused_and_changes_nothing(call: Any, why: str) -> None:
-    cache = Store().cache
+def test_a_wrong_call_is_refused_and_changes_nothing(call: Any, why: str, sparse: bool) -> None:
+    cache = Store(sparse=sparse).cache
     with pytest.raises(Rejected, match=why):
         call(cache)
     cache.complete()
     assert not cache.log
 
 
-def test_counts_are_whole_and_refused_where_they_would_not_be_exact() -> None:
-    store = Store()
+def test_counts_are_whole_and_refused_where_they_would_not_be_exact(sparse: bool) -> None:
+    store = Store(sparse=sparse)
     store.cache.update("n", [[EXACT_MAX - 1]], [0])
     found = store.cache.get("n", None, 0)
     assert (found.dtype, found.tolist()) == (np.int32, [[EXACT_MAX - 1], [0], [0]])
