@@ -151,6 +151,8 @@ def _check_table(at: str, name: object, table: object) -> None:
         extent = getattr(table, field)
         if not isinstance(extent, int) or extent < 1:
             raise Rejected(f"{at}.{field} is {extent!r}; give a whole number of at least 1")
+    if not isinstance(table.sparse, bool):
+        raise Rejected(f"{at}.sparse is {table.sparse!r}; give True or False")
     if table.dtype not in _KINDS:
         raise Rejected(f"{at}.dtype is {table.dtype!r}; choose {' or '.join(_KINDS)}")
 

@@ -138,6 +138,51 @@ async def test_a_thousand_kills_in_mid_fold_lose_no_update(lab: Any, transport: 
     assert run.read > 0
 
 
+@pytest.mark.nightly
+@pytest.mark.timeout(3600)
+async def test_a_billion_reads_beside_updates_see_no_torn_row(lab: Any) -> None:
+    """Takes some minutes; ROW_READS for fewer."""
+    reads, count, width = int(float(os.environ.get("ROW_READS", "1e9"))), 64, 16
+    await lab.aggregators("a1", transport="shm")
+    over, failures, batches = threading.Event(), list[BaseException](), [0]
+
+    def live(rank: int) -> None:
+        try:
+            with TableAgent(
+                {"t": np.zeros((count, width), np.float32)}, ["t"], url=lab.supervisor.url,
+                job="j1", rank=rank, workers=WORKERS, transport="shm", deadline_s=60.0,
+            ) as agent:  # fmt: skip
+                if rank == 0:
+                    add(agent)
+                else:
+                    read(agent)
+        except BaseException as error:
+            failures.append(error)
+        finally:
+            over.set()
+
+    def add(agent: TableAgent) -> None:
+        rng, ones = np.random.default_rng(0), np.ones((8, width), np.float32)
+        while not over.is_set():
+            agent.add({"t": RowUpdates(rng.choice(count, 8, replace=False), ones)})
+            batches[0] += 1
+
+    def read(agent: TableAgent) -> None:
+        rows = np.random.default_rng(1).integers(0, count, 16_384)
+        for _ in range(-(-reads // len(rows))):
+            found = agent.rows("t", rows).view(np.uint64)  # Two numbers at a time.
+            assert (found == found[:, :1]).all(), "a row is torn"
+
+    threads = [threading.Thread(target=live, args=(rank,), daemon=True) for rank in range(WORKERS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        await asyncio.to_thread(thread.join)
+    if failures:
+        raise failures[0]
+    assert batches[0] > 100
+
+
 async def test_rows_of_a_lost_region_are_what_is_mapped_here(lab: Any) -> None:
     """The supervisor forgot the memory, too: whoever maps it fills the next one."""
     await lab.aggregators("a1", "a2", transport="shm")

@@ -32,6 +32,7 @@ def app(**fields: Any) -> App:
         ("tables", {"w": (3, 2)}, "tables['w'] is a tuple, not a Table"),
         ("tables", {"w": Table(0, 2)}, "tables['w'].rows is 0"),
         ("tables", {"w": Table(2, 1.5)}, "width is 1.5"),  # type: ignore[arg-type]
+        ("tables", {"w": Table(2, 2, sparse="all")}, "sparse is 'all'; give True"),  # type: ignore[arg-type]
         ("tables", {"w": Table(2, 2, dtype="int64")}, "dtype is 'int64'; choose float32 or int32"),
         ("driver", None, "driver is not a Driver"),
         ("Executor", object, "Executor is not a class of Executors"),
