@@ -188,7 +188,7 @@ class InPlace:
 
     def close(self) -> None:
         """The mapping goes when the last view of it does: ours, or one that the program has."""
-        self._block = memoryview(bytes(RANK_STRIDE)).cast("Q")
+        self._block = memoryview(bytearray(RANK_STRIDE)).cast("Q")  # A reader may still count.
         self._region.release()
         self._remote.close()
 

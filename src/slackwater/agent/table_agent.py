@@ -147,10 +147,16 @@ class TableAgent(Agent):
             slots.read_rows(rows, out)
             return slots.is_of(owner)
         assert isinstance(slots, StagedSnapshot)
+        reading = slots.read_rows(rows, out, owner)
+        asked = asyncio.run_coroutine_threadsafe(reading, session._loop)
         try:
-            reading = slots.read_rows(rows, out, owner)
-            asked = asyncio.run_coroutine_threadsafe(reading, session._loop)
             return asked.result(self._deadline_s)
+        except TimeoutError as error:
+            asked.cancel()
+            raise DeadlineExceeded(
+                f"job {self.job}: rows of {bucket.names} were not read within {self._deadline_s:g} "
+                "s; are its aggregator and the network up?"
+            ) from error
         except (Unavailable, AccessRefused) as error:
             _log.info("job %s, bucket %d: rows were not read: %s", self.job, bucket.index, error)
             return False
