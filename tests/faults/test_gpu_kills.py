@@ -63,9 +63,10 @@ def held_twice(nodes: GpuNodes, records: list[JobRecord]) -> list[str]:
     holders: dict[str, set[tuple[str, int]]] = {}
     for record in records:
         each = record.spec.gpus_each
-        for one in nodes.running(record.spec.id):
+        running = nodes.running(record.spec.id)
+        for one in running:
             ids = record.gpu_ids.get(one.node, ()) if one.attempt == record.attempt else ()
-            first = min(r.rank for r in nodes.running(record.spec.id) if r.node == one.node)
+            first = min(r.rank for r in running if r.node == one.node)
             for id in ids[(one.rank - first) * each :][:each]:
                 holders.setdefault(id, set()).add((record.spec.id, one.attempt))
     return [id for id, by in holders.items() if len(by) > 1]
