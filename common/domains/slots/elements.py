@@ -24,7 +24,7 @@ _RECIPROCAL: Final = np.uint32(0x7EF127EA)
 _NEARLY_TWO: Final = np.float32(2.00168)
 """Newton's step alone would err to one side only."""
 _PART_ELEMENTS: Final = 16 * 1024
-"""Squares that are added up in float32: of more, the sum would not be right to a millionth."""
+"""Squares that are added up in float32: of more, the sum would not be right to some millionths."""
 _PART: Final = np.uint64(_PART_ELEMENTS)
 
 
