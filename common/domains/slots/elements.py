@@ -23,8 +23,9 @@ from slackwater.common.native.compiled import njit
 _RECIPROCAL: Final = np.uint32(0x7EF127EA)
 _NEARLY_TWO: Final = np.float32(2.00168)
 """Newton's step alone would err to one side only."""
-_PART_ELEMENTS: Final = 16 * 1024
-"""Squares that are added up in float32: of more, the sum would not be right to some millionths."""
+_PART_ELEMENTS: Final = 8 * 1024
+"""Squares that are added up in float32: of more, the sum would not be right to a millionth where
+vectors are narrow."""
 _PART: Final = np.uint64(_PART_ELEMENTS)
 
 

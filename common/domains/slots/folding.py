@@ -192,11 +192,8 @@ def _fold_rows(
     return clean
 
 
-def _gradients(region: SlotRegion, alone: int | None) -> dict[int, NDArray[np.generic]]:
-    """Return what ranks pushed as gradients of all elements."""
-    pushed = _pushed_rows(region, alone)
-    if pushed is None or pushed.fault:
-        return {rank: region.gradient(rank) for rank in _ranks(region, alone)}
+def _whole(region: SlotRegion, pushed: _Rows) -> dict[int, NDArray[np.generic]]:
+    """Return rows that were pushed as a gradient of all elements, by its rank."""
     whole = np.zeros_like(region.gradient(pushed.rank))
     rows = whole.reshape(-1, pushed.width)
     rows[pushed.numbers] = pushed.values.reshape(-1, pushed.width)
@@ -334,7 +331,11 @@ def blame(region: SlotRegion, alone: int | None = None) -> Refusal:
     rows = _pushed_rows(region, alone)
     if rows is not None and rows.fault:
         return Refusal(tensor_at(region.tensors, 0), rows.rank, rows.fault)
-    gradients = _gradients(region, alone)
+    gradients = (
+        {rank: region.gradient(rank) for rank in _ranks(region, alone)}
+        if rows is None
+        else _whole(region, rows)
+    )
     for lo in range(0, region.geometry.elements, CHUNK_ELEMENTS):
         hi = min(lo + CHUNK_ELEMENTS, region.geometry.elements)
         for rank, gradient in gradients.items():

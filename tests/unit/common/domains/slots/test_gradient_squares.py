@@ -20,8 +20,6 @@ from slackwater.services.aggregator.early_fold import Ahead, done_by, fold_ahead
 
 ELEMENTS = 3 * 64 * 1024 + 77
 BETA2 = 0.9
-ROUNDING = 3e-6
-"""Where vectors are narrower, more numbers are added up in a row: 1.1e-6 with 8 floats a vector."""
 
 
 def region(
@@ -118,12 +116,12 @@ def check(rule: str, dtype: DType, workers: int) -> None:
             assert found.workers == 0, "there are no second moments before the first version"
             continue
         assert found.workers == workers
-        assert (found.each, found.mean) == pytest.approx(expected(pushed, near), rel=ROUNDING)
+        assert (found.each, found.mean) == pytest.approx(expected(pushed, near), rel=1e-6)
         assert (found.each, found.mean) == pytest.approx(expected(pushed, exact), rel=2e-3)
         second = RULES[rule].second
         if second is not None:
             total = made.state(made.version, second).sum(dtype=np.float64)
-            assert found.second == pytest.approx(total, rel=ROUNDING)
+            assert found.second == pytest.approx(total, rel=1e-6)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4, 6])
@@ -183,7 +181,7 @@ def test_what_was_folded_ahead_counts_in_the_sums(
         found, other = early.squares.at(seed + 1), late.squares.at(seed + 1)
         assert found is not None
         assert other is not None
-        assert found == pytest.approx(other, rel=ROUNDING)
+        assert found == pytest.approx(other, rel=1e-6)
 
 
 def test_a_part_folded_ahead_by_other_hypers_does_not_count_twice() -> None:
@@ -200,7 +198,7 @@ def test_a_part_folded_ahead_by_other_hypers_does_not_count_twice() -> None:
     commit(made)
     found = made.squares.at(1)
     assert found is not None
-    assert found.each == pytest.approx(wanted, rel=ROUNDING)
+    assert found.each == pytest.approx(wanted, rel=1e-6)
 
 
 def test_two_versions_are_kept_and_a_refused_fold_changes_neither() -> None:
