@@ -32,6 +32,8 @@ RELAY_GREETINGS_MAX: Final = 1024
 """Connections to it whose processes have not made themselves known; the others are of ranks."""
 RELAY_OF_A_RANK_MAX: Final = 16
 """Connections that the processes of one rank may have."""
+RELAY_CONNECT_S: Final = 60.0
+"""A program waits so long for its worker service, which may be being started again."""
 RELAY_GREETING_S: Final = 5.0
 RELAY_ASKS_MAX: Final = 16
 """Requests of one connection that are on their way at once."""

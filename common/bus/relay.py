@@ -181,15 +181,18 @@ class RelayBus:
 
     @classmethod
     async def connect(cls, ticket: Ticket, *, clock: Clock | None = None) -> "RelayBus":
-        """Raises Unavailable if nobody listens within BUS_CONNECT_S, AccessRefused if the relay
+        """Raises Unavailable if nobody listens within RELAY_CONNECT_S, AccessRefused if the relay
         does not know the token."""
         bus = cls(ticket, clock or LiveClock())
         try:
-            async with asyncio.timeout(limits.BUS_CONNECT_S):
+            async with asyncio.timeout(limits.RELAY_CONNECT_S):
                 await bus._first.wait()
         except TimeoutError:
             await bus.close()
-            raise Unavailable(f"{ticket} does not answer: is it being started anew?") from None
+            raise Unavailable(
+                f"{ticket} did not answer within {limits.RELAY_CONNECT_S:g} s; `slackwater nodes` "
+                "says whether it runs"
+            ) from None
         if bus._refused is not None:
             await bus.close()
             raise bus._refused

@@ -355,6 +355,29 @@ async def test_a_relay_waits_until_the_one_before_it_has_ended(world: World) -> 
     await second.stop()
 
 
+async def test_a_program_waits_for_a_service_that_is_being_started_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Red before: it gave up after 3 s, as at a bus. Beside busy cores a service takes longer to
+    come back, and a kill of it failed the jobs that were beginning."""
+    monkeypatch.setattr(limits, "BUS_CONNECT_S", 0.1)
+    connecting = asyncio.create_task(RelayBus.connect(world.ticket()))
+    await asyncio.sleep(0.5)
+    assert not connecting.done()
+    async with open_relay(world):
+        bus = await connecting
+        assert bus.connected
+        await bus.close()
+
+
+async def test_a_program_does_not_wait_for_ever(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "RELAY_CONNECT_S", 0.1)
+    with pytest.raises(Unavailable, match=r"did not answer within 0\.1 s; `slackwater nodes` says"):
+        await RelayBus.connect(world.ticket())
+
+
 async def test_the_connections_of_a_process_that_ended_are_closed(world: World) -> None:
     async with open_relay(world) as relay, agent(world.ticket()) as bus:
         del world.tokens["j", 0, 0]
