@@ -111,8 +111,15 @@ async def kill_hosts(
     return killed
 
 
-@pytest.mark.parametrize("transport", ["", "tcp"], ids=["shm", "tcp"])
-@pytest.mark.parametrize("sparse", [False, True], ids=["whole", "rows"])
+@pytest.mark.parametrize(
+    ("sparse", "transport"),
+    [
+        pytest.param(False, "", id="whole-shm"),
+        pytest.param(True, "tcp", id="rows-tcp"),
+        pytest.param(False, "tcp", marks=pytest.mark.nightly, id="whole-tcp"),
+        pytest.param(True, "", marks=pytest.mark.nightly, id="rows-shm"),
+    ],
+)
 async def test_killed_hosts_and_services_lose_no_task_and_repeat_none(
     tmp_path: Path, transport: str, sparse: bool
 ) -> None:

@@ -165,7 +165,14 @@ POINTS = {
 }
 
 
-@pytest.mark.parametrize("where", POINTS)
+NIGHTLY = ("copy.before", "copy.after", "control")
+"""The simulation kills at these, too, and so do seeded instants; here each takes a minute."""
+
+
+@pytest.mark.parametrize(
+    "where",
+    [pytest.param(where, marks=[pytest.mark.nightly] * (where in NIGHTLY)) for where in POINTS],
+)
 async def test_killed_at_named_points(where: str) -> None:
     """Each armed service dies at its point, once; the jobs end right all the same."""
     async with running() as (cluster, client):

@@ -254,7 +254,7 @@ class Run:
         return found
 
 
-@pytest.mark.parametrize("transport", ["shm", pytest.param("tcp", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("transport", ["shm", pytest.param("tcp", marks=pytest.mark.nightly)])
 async def test_every_page_is_right_through_kills_and_evictions(
     tmp_path: Path, transport: str
 ) -> None:

@@ -90,7 +90,11 @@ async def kill_ranks(
 
 @pytest.mark.parametrize(
     ("transport", "services"),
-    [("", []), ("tcp", []), ("", ["worker-w1", "master-m1"])],
+    [
+        pytest.param("", [], marks=pytest.mark.nightly),
+        ("tcp", []),
+        ("", ["worker-w1", "master-m1"]),
+    ],
     ids=["shm", "tcp", "with-services"],
 )
 async def test_a_synchronous_job_ends_at_the_bits_of_an_undisturbed_one(

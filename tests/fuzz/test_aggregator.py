@@ -53,7 +53,7 @@ async def _fuzz(seed: int, count: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "seed", [1, pytest.param(2, marks=[pytest.mark.slow, pytest.mark.timeout(600)])]
+    "seed", [1, pytest.param(2, marks=[pytest.mark.nightly, pytest.mark.timeout(600)])]
 )
 def test_no_command_breaks_an_aggregator_or_stays_unanswered(
     seed: int, monkeypatch: pytest.MonkeyPatch

@@ -205,10 +205,17 @@ def test_lost_memory_begins_anew_and_every_job_ends(seed: int) -> None:
     run_simulated(_storm(seed, memory_lost=0.5))
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize(
+    "seeds",
+    [
+        pytest.param(range(2), marks=pytest.mark.slow),
+        pytest.param(range(2, 8), marks=pytest.mark.nightly),
+    ],
+    ids=str,
+)
 @pytest.mark.timeout(300)
-def test_a_harsher_storm_with_reverts_breaks_nothing_either() -> None:
-    reverts = sum(run_simulated(_storm(seed, memory_lost=0.2, harsh=True)) for seed in range(8))
+def test_a_harsher_storm_with_reverts_breaks_nothing_either(seeds: range) -> None:
+    reverts = sum(run_simulated(_storm(seed, memory_lost=0.2, harsh=True)) for seed in seeds)
     assert reverts > 0
 
 

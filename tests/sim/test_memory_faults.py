@@ -364,7 +364,7 @@ def simulate(work: Coroutine[Any, Any, System]) -> System:
 
 @pytest.mark.parametrize("mapped", [True, False], ids=["mapped", "channel"])
 @pytest.mark.parametrize(
-    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5))]
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(1, 5))]
 )
 @pytest.mark.timeout(180)
 def test_every_page_is_right_or_the_read_fails(seed: int, mapped: bool, tmp_path: Path) -> None:
@@ -380,7 +380,7 @@ def test_every_page_is_right_or_the_read_fails(seed: int, mapped: bool, tmp_path
 @pytest.mark.parametrize("mapped", [True, False], ids=["mapped", "channel"])
 @pytest.mark.parametrize("resilience", ["2+1", pytest.param("2-copies", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
-    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5))]
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(1, 5))]
 )
 @pytest.mark.timeout(180)
 def test_coded_pages_are_right_or_the_read_fails(
@@ -397,7 +397,7 @@ def test_coded_pages_are_right_or_the_read_fails(
 
 @pytest.mark.parametrize("resilience", ["disk", pytest.param("2+1", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
-    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5))]
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(1, 5))]
 )
 @pytest.mark.timeout(180)
 def test_prefetched_pages_are_right_too(seed: int, resilience: str, tmp_path: Path) -> None:

@@ -151,19 +151,30 @@ def test_no_line_ends_in_a_traceback(anywhere: Path, capsys: pytest.CaptureFixtu
     play(seed=1, count=600, capsys=capsys)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("seed", range(2, 12))
+@pytest.mark.parametrize(
+    "seed",
+    [
+        pytest.param(2, marks=pytest.mark.slow),
+        *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(3, 12)),
+    ],
+)
 def test_ten_thousand_lines(seed: int, anywhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
     play(seed, count=1000, capsys=capsys)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_lines_as_processes(anywhere: Path) -> None:
-    """Two hundred of them as a shell would start them: arguments that the kernel takes."""
-    rng = random.Random(0)
-    for _ in range(200):
+@pytest.mark.parametrize(
+    ("seed", "count"),
+    [
+        pytest.param(0, 30, marks=pytest.mark.slow),
+        pytest.param(1, 200, marks=pytest.mark.nightly),
+    ],
+)
+def test_lines_as_processes(seed: int, count: int, anywhere: Path) -> None:
+    """Some of them as a shell would start them: arguments that the kernel takes."""
+    rng = random.Random(seed)
+    for _ in range(count):
         program, *words = line(rng)
         if any((program, word) in STARTING for word in words):
             continue

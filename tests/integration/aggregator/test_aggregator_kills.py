@@ -33,7 +33,7 @@ async def keep_moving(lab: Any, job: Any, rng: random.Random) -> None:
         await asyncio.sleep(rng.uniform(0.0, 0.05))
 
 
-@pytest.mark.parametrize("transport", ["shm", pytest.param("tcp", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("transport", ["shm", pytest.param("tcp", marks=pytest.mark.nightly)])
 async def test_every_kill_is_survived(
     lab: Any, training: Any, check_result: Any, transport: str
 ) -> None:

@@ -25,7 +25,7 @@ def train(*arguments: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", pytest.param("adam", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("optimizer", ["sgd", pytest.param("adam", marks=pytest.mark.nightly)])
 def test_two_workers_end_where_plain_pytorch_does(optimizer: str, tmp_path: Path) -> None:
     """SGD with momentum, and Adam: 100 steps over the same global batches, rates scheduled."""
     plain, shared = tmp_path / "plain.pt", tmp_path / "shared.pt"
@@ -54,7 +54,9 @@ def test_samples_that_were_prepared_once_train_the_same(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "mode",
     [
-        pytest.param(("--consistency", "asynchronous"), marks=pytest.mark.slow, id="asynchronous"),
+        pytest.param(
+            ("--consistency", "asynchronous"), marks=pytest.mark.nightly, id="asynchronous"
+        ),
         pytest.param(
             ("--consistency", "stale-synchronous", "--staleness", "3"),
             marks=pytest.mark.slow,

@@ -2,6 +2,7 @@
 alignment, over each transport and resilience mode, while lenders come and go."""
 
 import asyncio
+import itertools
 import random
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -205,16 +206,23 @@ async def test_a_device_is_a_byte_array(
     await compare(cluster, kind, resilience, lenders, seed=1, rounds=40, faults=8)
 
 
+EACH_TIME = [("shm", "8+2", 0), ("tcp", "2-copies", 0)]
+"""The others are of `make nightly`."""
+
+
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    "seed",
+    ("kind", "resilience", "seed"),
     [
-        pytest.param(0, marks=pytest.mark.slow),
-        *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(1, 8)),
+        pytest.param(
+            *system,
+            seed,
+            marks=pytest.mark.slow if (*system, seed) in EACH_TIME else pytest.mark.nightly,
+        )
+        for system in itertools.product(("shm", "tcp"), ("disk", "8+2", "2-copies"))
+        for seed in range(8)
     ],
 )
-@pytest.mark.parametrize("resilience", ["disk", "8+2", "2-copies"])
-@pytest.mark.parametrize("kind", ["shm", "tcp"])
 async def test_a_device_stays_a_byte_array(
     cluster: Make, kind: str, resilience: str, seed: int
 ) -> None:

@@ -161,20 +161,20 @@ CASES: dict[str, tuple[Changes, int, list[tuple[str, int]]]] = {
     "killed": (killed, 4, [("start", 4), ("recovery", 4), ("recovery", 4), ("end", 4)]),
 }  # fmt: skip
 """Name -> what is done, workers to begin with, what the journal says: what, workers."""
-SLOW = pytest.mark.slow
+SLOW, NIGHTLY = pytest.mark.slow, pytest.mark.nightly
 
 
 @pytest.mark.parametrize(
     ("name", "rule", "transport"),
     [
-        pytest.param("undisturbed", "momentum", "shm"),
+        pytest.param("undisturbed", "momentum", "shm", marks=NIGHTLY),
         pytest.param("resized", "momentum", "shm"),
-        pytest.param("paused", "adam", "shm"),
+        pytest.param("paused", "adam", "shm", marks=SLOW),
         pytest.param("killed", "adam", "shm"),
-        pytest.param("one", "adam", "tcp", marks=SLOW),
-        pytest.param("undisturbed", "adam", "tcp", marks=SLOW),
-        pytest.param("resized", "adam", "tcp", marks=SLOW),
-        pytest.param("paused", "momentum", "tcp", marks=SLOW),
+        pytest.param("one", "adam", "tcp", marks=NIGHTLY),
+        pytest.param("undisturbed", "adam", "tcp", marks=NIGHTLY),
+        pytest.param("resized", "adam", "tcp", marks=NIGHTLY),
+        pytest.param("paused", "momentum", "tcp", marks=NIGHTLY),
         pytest.param("killed", "momentum", "tcp", marks=SLOW),
     ],
 )

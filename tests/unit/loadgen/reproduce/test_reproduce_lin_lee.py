@@ -101,7 +101,7 @@ def test_cruise_s_choice_under_noise_on_every_report() -> None:
     assert worst(averaged=True) <= 0.065 < worst(averaged=False)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(240)
 def test_harmony_s_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "harmony.md"

@@ -104,7 +104,7 @@ def a_state(policy: str, seed: int) -> Obedient:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("states", [20, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("states", [20, pytest.param(200, marks=pytest.mark.nightly)])
 def test_a_job_starts_at_the_instant_that_was_named_and_no_earlier(
     policy: str, states: int
 ) -> None:

@@ -166,8 +166,13 @@ def test_one_way_of_naive_colocation_is_isolated() -> None:
     assert ends[0] == pytest.approx(ends[1])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(
+    "seed",
+    [
+        pytest.param(0, marks=pytest.mark.slow),
+        *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(1, 5)),
+    ],
+)
 def test_the_documented_jobs_gain(seed: int) -> None:
     """At least 1.4 times isolated on 16 machines a job, in JCT and in makespan."""
     jobs = sim_jobs(80, seed, 100)
