@@ -60,14 +60,15 @@ class Transfers:
         rung = encode_rings([(ring.handle, ring.iteration)])
         try:
             async with self._free:
-                again = bucket.was_refused
+                # Taken now: the word alone completes the fold, so this push may be refused before
+                # its write is answered.
+                again, bucket.was_refused = bucket.was_refused, False
                 if sizing is not None:
                     await slots.write_size(sizing.written_with(ring.iteration))
                 await slots.push(
                     ring.iteration, bucket.hyper, ring.handle, again=again,
                     early=lambda: channel.send(rung) if slots.rings_early else None,
                 )  # fmt: skip
-            bucket.was_refused = False
             channel.send(rung)
         except (Unavailable, Rejected) as error:
             await self._drop(ring.aggregator, channel, error)
