@@ -128,6 +128,9 @@ class MemoryFiles:
     def forget(self, executor: int) -> None:
         self._disk.states = {k: v for k, v in self._disk.states.items() if k[0] != executor}
 
+    def remove(self) -> None:
+        self._disk.batch, self._disk.states = None, {}
+
 
 @dataclass
 class Process:

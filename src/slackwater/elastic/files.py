@@ -6,9 +6,11 @@
     FOLDER/run-ID/host-RANK/EXECUTOR-MOVE-NUMBER    an executor's state as of that batch
 
 A file is written under another name, then renamed: whoever is killed leaves it whole or as it was.
-They outlive processes, not machines, so nothing waits for a disk.
+They outlive processes, not machines, so nothing waits for a disk. After a run that ended well the
+journal alone is left.
 """
 
+import contextlib
 import os
 import re
 import shutil
@@ -138,6 +140,10 @@ class RunJournal:
     def _state(self, run: str, executor: int, move: int) -> Path:
         return self.folder / f"run-{run}" / "states" / f"{executor}-{move}"
 
+    def remove_states(self, run: str) -> None:
+        """Remove executors' states: the run is over. The journal stays, and says so."""
+        shutil.rmtree(self._state(run, 0, 0).parent, ignore_errors=True)
+
     def close(self) -> None:
         """Write no more. Idempotent."""
         if self._file is not None:
@@ -227,6 +233,12 @@ class HostFolder:
         for key, path in self._states().items():
             if key[0] == executor:
                 path.unlink(missing_ok=True)
+
+    def remove(self) -> None:
+        """Remove all of it: the run is over."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+        with contextlib.suppress(OSError):  # Files of others are in it still.
+            self._folder.parent.rmdir()
 
     def _states(self) -> dict[tuple[int, int, int], Path]:
         found = {}

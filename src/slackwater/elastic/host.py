@@ -101,6 +101,10 @@ class Files(Protocol):
 
     def forget(self, executor: int) -> None: ...
 
+    def remove(self) -> None:
+        """Remove all of it: the run is over."""
+        ...
+
 
 class Context:
     """A task's way to the tables."""
@@ -357,6 +361,11 @@ class Host:
         if self._files is None:
             return
         self._tables.apply(self._tables.number + 1, {})
+
+    def remove_files(self) -> None:
+        """Leave nothing behind: the run is over, and its result is told."""
+        if self._files is not None:
+            self._files.remove()
 
     # Leaving --------------------------------------------------------------------------------------
 

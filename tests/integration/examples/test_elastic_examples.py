@@ -102,6 +102,8 @@ def test_mlr_is_as_right_as_scikit_learn(short: Path) -> None:
     there = Launched(short, "mlr.py", "--hosts", "2:4", ITERATIONS="600").output()
     assert result_of(there)["loss"] == pytest.approx(mine["loss"], rel=0.005)
     assert "16 executors on 2 hosts" in there
+    left = [path.name for path in short.glob("checkpoints/*/elastic/*")]
+    assert left == ["journal.jsonl"], "what its hosts kept against kills is of no use any more"
 
 
 def test_kmeans_is_as_right_as_scikit_learn(short: Path) -> None:

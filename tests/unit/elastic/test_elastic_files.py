@@ -53,6 +53,36 @@ def test_states_count_by_executor_move_and_batch(files: HostFolder | MemoryFiles
     assert files.kept(2, 1, 9) == b"215"
 
 
+def test_nothing_is_found_after_the_end(files: HostFolder | MemoryFiles) -> None:
+    files.keep(1, 1, 3, b"113")
+    files.seal(Batch(3, (), {}))
+    files.remove()
+    again = (
+        files if isinstance(files, MemoryFiles) else HostFolder(files._folder.parents[1], "r1", 2)
+    )
+    assert again.sealed() is None
+    assert again.kept(1, 1, 9) is None
+
+
+def test_the_journal_alone_is_left_of_a_run_that_ended(tmp_path: Path) -> None:
+    """Red before: the last batch of each host, as large as the tables, and executors' states lay
+    there until the next run of the same name."""
+    journal = RunJournal(tmp_path)
+    for entry in ENTRIES:
+        journal.write(entry)
+    journal.keep("r1", 3, 1, b"state")
+    hosts = [HostFolder(tmp_path, "r1", rank) for rank in (0, 1)]
+    for host in hosts:
+        host.seal(Batch(1, (), {}))
+    journal.close()
+    hosts[0].remove()
+    assert hosts[1].sealed() is not None, "it may still be at work"
+    journal.remove_states("r1")
+    hosts[1].remove()
+    assert [path.name for path in tmp_path.iterdir()] == ["journal.jsonl"]
+    assert RunJournal(tmp_path).entries() == ENTRIES
+
+
 def test_a_seal_removes_states_that_newer_ones_replace(tmp_path: Path) -> None:
     files = HostFolder(tmp_path, "r1", 0)
     for number in (1, 2, 3):
