@@ -14,7 +14,7 @@ import numpy as np
 from numba import njit
 
 from slackwater import elastic
-from slackwater.elastic import Driver, Table
+from slackwater.elastic import Rotation, Table
 
 TOPICS, EXECUTORS, SWEEPS, ALPHA, BETA = 20, 8, int(os.environ.get("SWEEPS", "30")), 0.1, 0.01
 
@@ -63,40 +63,13 @@ def sample(docs, words, z, rows, of_docs, sums, beta_sum, seed):
     return total
 
 
-class Rotation(Driver):
-    """In turn t executor e has the block e + t. The turns before the first sweep count."""
-
-    def start(self, run):
-        self.turn, self.left, self.sums = -1, 0, [0.0, 0]
-        self.next(run)
-
-    def done(self, run, executor, task, result):
-        self.left -= 1
-        self.sums = [self.sums[0] + float(result[0]), self.sums[1] + result[1]]
-        if not self.left:
-            self.turn += 1
-            sweep, rest = divmod(self.turn, EXECUTORS)
-            if sweep and not rest:
-                self.likelihood, self.sums = self.sums[0] / int(self.sums[1]), [0.0, 0]
-                run.report(sweep, SWEEPS, likelihood=self.likelihood)
-            if sweep == SWEEPS:
-                run.end({"likelihood": self.likelihood})
-            else:
-                self.next(run)
-
-    def next(self, run):
-        self.left = EXECUTORS
-        for executor in range(EXECUTORS):
-            run.dispatch(executor, self.turn)
-
-
 class Lda(elastic.App):
     executors = EXECUTORS
     tables = {
         "words": Table(VOCABULARY, TOPICS, dtype="int32", sparse=True),
         "topics": Table(1, TOPICS, dtype="int32"),
     }
-    driver = Rotation()
+    driver = Rotation(SWEEPS, "likelihood")
 
     class Executor(elastic.Executor):
         def load(self, part):
@@ -111,7 +84,7 @@ class Lda(elastic.App):
                 np.add.at(counts, (self.words, self.z), 1)
                 ctx.update("words", counts)
                 ctx.update("topics", counts.sum(0)[None])
-                return [0.0, 0]
+                return
             block = (self.number + turn) % EXECUTORS
             lo, hi = BOUNDS[block : block + 2]
             at = slice(*np.searchsorted(self.words, (lo, hi)))
@@ -123,7 +96,7 @@ class Lda(elastic.App):
             )  # fmt: skip
             ctx.update("words", rows - before, np.arange(lo, hi))
             ctx.update("topics", sums - total)
-            return [likelihood, at.stop - at.start]
+            return likelihood, at.stop - at.start
 
         def save(self):
             return self.z

@@ -4,10 +4,11 @@ from slackwater.elastic import App, Executor, Ssp, Table, launch
 """
 
 from slackwater.elastic.app import App, Executor, Table
-from slackwater.elastic.drivers import Asp, Bsp, Driver, Run, Ssp
+from slackwater.elastic.drivers import Asp, Bsp, Driver, Rotation, Run, Ssp
 from slackwater.elastic.host import Context
 from slackwater.elastic.run import launch
 
 __all__ = [
-    "App", "Asp", "Bsp", "Context", "Driver", "Executor", "Run", "Ssp", "Table", "launch",
+    "App", "Asp", "Bsp", "Context", "Driver", "Executor", "Rotation", "Run", "Ssp", "Table",
+    "launch",
 ]  # fmt: skip

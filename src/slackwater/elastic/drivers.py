@@ -133,3 +133,70 @@ class Asp(Ssp):
             for iteration in range(sent, until):
                 run.dispatch(executor, iteration)
             self._sent[executor] = max(sent, until)
+
+
+class Rotation(Driver):
+    """Parts of the model in rotation: in turn t executor e has part (e + t) mod E to itself, where
+    E is the number of executors, and nobody begins a turn before all have completed the last
+    (STRADS; Qiao 2021, section 4.7). A sweep is E turns: then each executor had each part.
+
+    A task is the number of its turn. Turn -1 comes before the first sweep: in it executors put what
+    they begin with into the tables. Tasks return a number, or a sum and a count; `measured` names
+    what the sweep's sums are by its counts.
+    """
+
+    def __init__(self, sweeps: int, measured: str = "loss") -> None:
+        """Raises Rejected."""
+        if type(sweeps) is not int or sweeps < 1:
+            raise Rejected(f"sweeps is {sweeps!r}; give a whole number of at least 1")
+        self.sweeps, self.measured = sweeps, measured
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.sweeps})"
+
+    def start(self, run: Run) -> None:
+        self._turn, self.value = -1, float("nan")
+        self._sum = self._count = 0.0
+        self._begin_turn(run)
+
+    def done(self, run: Run, executor: int, task: Any, result: Any) -> None:
+        if task >= 0:
+            self._add(result)
+        self._left -= 1
+        if self._left:
+            return
+        self._turn += 1
+        sweep, rest = divmod(self._turn, run.executors)
+        if sweep and not rest:
+            self._end_sweep(run, sweep)
+        if sweep < self.sweeps:
+            self._begin_turn(run)
+
+    def save(self) -> Any:
+        return self._turn, self._left, self._sum, self._count, self.value
+
+    def restore(self, state: Any) -> None:
+        self._turn, self._left, self._sum, self._count, self.value = state
+
+    def _begin_turn(self, run: Run) -> None:
+        self._left = run.executors
+        for executor in range(run.executors):
+            run.dispatch(executor, self._turn)
+
+    def _add(self, result: Any) -> None:
+        match result:
+            case Real():
+                self._sum, self._count = self._sum + float(result), self._count + 1.0
+            case [Real() as total, Real() as count]:
+                self._sum += float(total)
+                self._count += float(count)
+
+    def _end_sweep(self, run: Run, sweep: int) -> None:
+        found = {}
+        if self._count:
+            self.value = self._sum / self._count
+            found = {self.measured: self.value}
+        run.report(sweep, self.sweeps, **found)
+        self._sum = self._count = 0.0
+        if sweep == self.sweeps:
+            run.end({"sweeps": sweep, **found})

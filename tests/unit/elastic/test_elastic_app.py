@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from slackwater.common.base.errors import Rejected
-from slackwater.elastic import App, Asp, Bsp, Executor, Ssp, Table
+from slackwater.common.base.packing import ARRAYS
+from slackwater.elastic import App, Asp, Bsp, Executor, Rotation, Ssp, Table
 from slackwater.elastic.app import checked, described
 
 
@@ -67,6 +68,8 @@ def test_drivers_refuse_wrong_numbers(wrong: Any) -> None:
         Ssp(wrong)
     with pytest.raises(Rejected, match="staleness is"):
         Ssp(1, wrong if wrong else -1)
+    with pytest.raises(Rejected, match="sweeps is"):
+        Rotation(wrong)
 
 
 class Recorded:
@@ -82,7 +85,7 @@ class Recorded:
         self.sent.append((executor, task))
 
     def report(self, iteration: int, of: int, **measured: float) -> None:
-        self.told.append((iteration, measured.get("loss")))
+        self.told.append((iteration, next(iter(measured.values()), None)))
 
     def end(self, result: Any = None) -> None:
         self.result = result
@@ -114,3 +117,54 @@ def test_bsp_and_asp() -> None:
         driver.done(run, 1, task, None)
     assert run.result == {"iterations": 3}
     assert run.told == [(1, None), (2, None), (3, None)]
+
+
+def test_in_a_sweep_each_executor_has_each_part_and_no_two_have_one_at_once() -> None:
+    run, driver = Recorded(3), Rotation(2, "likelihood")
+    driver.start(run)
+    held: list[set[tuple[int, int]]] = [set(), set()]
+    for turn in range(-1, 6):
+        tasks = run.sent[-3:]
+        assert tasks == [(executor, turn) for executor in range(3)]
+        parts = {(executor + turn) % 3 for executor, _ in tasks}
+        assert parts == {0, 1, 2}
+        for executor, _ in reversed(tasks):
+            assert run.result is None
+            if turn >= 0:
+                held[turn // 3].add((executor, (executor + turn) % 3))
+            driver.done(run, executor, turn, None if turn < 0 else (-4.0 * executor, 2 * executor))
+    assert all(len(pairs) == 9 for pairs in held)
+    assert len(run.sent) == 3 * 7
+    assert run.told == [(1, -2.0), (2, -2.0)]
+    assert run.result == {"sweeps": 2, "likelihood": -2.0}
+
+
+def test_a_rotation_measures_means_of_numbers_and_nothing_of_text() -> None:
+    for results, value in (([1.0, 3.0], 2.0), (["a", None], None), ([5, "a"], 5.0)):
+        run, driver = Recorded(2), Rotation(1)
+        driver.start(run)
+        for turn in (-1, 0, 1):
+            for executor, result in enumerate(results):
+                driver.done(run, executor, turn, result)
+        assert run.told == [(1, value)]
+        assert run.result == ({"sweeps": 1} if value is None else {"sweeps": 1, "loss": value})
+
+
+@pytest.mark.parametrize("made", [lambda: Ssp(4, 1), lambda: Asp(4), lambda: Rotation(3)])
+def test_a_driver_that_takes_up_a_saved_state_goes_on_alike(made: Any) -> None:
+    """At any instant: what it dispatches, tells and ends with is that of the one that lives on."""
+    whole, driver = Recorded(3), made()
+    driver.start(whole)
+    at = 0
+    while whole.result is None:
+        state = ARRAYS.unpack(ARRAYS.pack(driver.save()))
+        other, heir = Recorded(3), made()
+        heir.restore(state)
+        done, told = len(whole.sent), len(whole.told)
+        executor, task = whole.sent[at]
+        driver.done(whole, executor, task, float(at))
+        heir.done(other, executor, task, float(at))
+        assert (other.sent, other.told) == (whole.sent[done:], whole.told[told:])
+        assert other.result == whole.result
+        at += 1
+    assert at == len(whole.sent)
