@@ -15,7 +15,7 @@ from tests.sim.elastic import World
 
 from slackwater.elastic.app import App, Executor, Table
 from slackwater.elastic.cache import TableCache, _Whole
-from slackwater.elastic.drivers import Asp, Driver, Run, Ssp
+from slackwater.elastic.drivers import Asp, Driver, Rotation, Run, Ssp
 from slackwater.elastic.host import Host
 from slackwater.schemas.base import Message
 from slackwater.schemas.elastic import TakeExecutor
@@ -131,6 +131,27 @@ def test_iterations_are_reported_once_and_in_order() -> None:
             assert world.store.values["n"][0, 0] == 30
             if not world.driver_deaths:
                 assert [report.iteration for report in world.reports] == [*range(1, 7)]
+
+
+def test_a_rotation_runs_each_turn_once_whoever_is_killed() -> None:
+    class Turning(App):
+        executors = 4
+        tables = {"n": Table(1, 1)}
+
+        class Executor(Executor):
+            def run(self, ctx: Any, task: Any) -> float:
+                assert ctx.get("n")[0, 0] >= 4 * (task + 1), "a turn before it is not complete"
+                ctx.update("n", [[1.0]])
+                return float(task)
+
+    deaths = shortened = 0
+    for seed in range(20):
+        world = World(Turning(), lambda: Rotation(2), seed, kill=0.01).play(scale=0.01)
+        assert world.finished is not None
+        assert world.finished.result == {"sweeps": 2, "loss": 5.5}
+        assert world.store.values["n"][0, 0] == 4 * 9
+        deaths, shortened = deaths + world.driver_deaths, shortened + world.shortened
+    assert min(deaths, shortened) > 10
 
 
 # Faults that the simulation must find -----------------------------------------------------------
