@@ -166,7 +166,8 @@ POINTS = {
 
 
 NIGHTLY = ("copy.before", "copy.after", "control")
-"""The simulation kills at these, too, and so do seeded instants; here each takes a minute."""
+"""Others kill real processes at these each time: test_aggregator_kills.py, test_reruns.py and
+test_kills_lose_nothing.py. Here each takes a minute."""
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,11 @@ class Driver(ABC):
         return f"{type(self).__name__}()"
 
 
+def _check_whole(name: str, value: object, least: int) -> None:
+    if type(value) is not int or value < least:
+        raise Rejected(f"{name} is {value!r}; give a whole number of at least {least}")
+
+
 class Ssp(Driver):
     """Stale synchronous parallel: an executor runs its iteration i, a task of that number, as soon
     as all others have completed their iteration i - staleness - 1 (Ho et al. 2013).
@@ -67,9 +72,8 @@ class Ssp(Driver):
 
     def __init__(self, iterations: int, staleness: int = 0) -> None:
         """Raises Rejected."""
-        for name, value, least in (("iterations", iterations, 1), ("staleness", staleness, 0)):
-            if type(value) is not int or value < least:
-                raise Rejected(f"{name} is {value!r}; give a whole number of at least {least}")
+        _check_whole("iterations", iterations, 1)
+        _check_whole("staleness", staleness, 0)
         self.iterations, self.staleness = iterations, staleness
 
     def __repr__(self) -> str:
@@ -147,16 +151,14 @@ class Rotation(Driver):
 
     def __init__(self, sweeps: int, measured: str = "loss") -> None:
         """Raises Rejected."""
-        if type(sweeps) is not int or sweeps < 1:
-            raise Rejected(f"sweeps is {sweeps!r}; give a whole number of at least 1")
+        _check_whole("sweeps", sweeps, 1)
         self.sweeps, self.measured = sweeps, measured
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.sweeps})"
 
     def start(self, run: Run) -> None:
-        self._turn, self.value = -1, float("nan")
-        self._sum = self._count = 0.0
+        self._turn, self._sum, self._count = -1, 0.0, 0.0
         self._begin_turn(run)
 
     def done(self, run: Run, executor: int, task: Any, result: Any) -> None:
@@ -173,10 +175,10 @@ class Rotation(Driver):
             self._begin_turn(run)
 
     def save(self) -> Any:
-        return self._turn, self._left, self._sum, self._count, self.value
+        return self._turn, self._left, self._sum, self._count
 
     def restore(self, state: Any) -> None:
-        self._turn, self._left, self._sum, self._count, self.value = state
+        self._turn, self._left, self._sum, self._count = state
 
     def _begin_turn(self, run: Run) -> None:
         self._left = run.executors
@@ -186,17 +188,17 @@ class Rotation(Driver):
     def _add(self, result: Any) -> None:
         match result:
             case Real():
-                self._sum, self._count = self._sum + float(result), self._count + 1.0
+                total, count = result, 1
             case [Real() as total, Real() as count]:
-                self._sum += float(total)
-                self._count += float(count)
+                pass
+            case _:
+                return
+        self._sum += float(total)
+        self._count += float(count)
 
     def _end_sweep(self, run: Run, sweep: int) -> None:
-        found = {}
-        if self._count:
-            self.value = self._sum / self._count
-            found = {self.measured: self.value}
-        run.report(sweep, self.sweeps, **found)
+        found = {self.measured: self._sum / self._count} if self._count else {}
         self._sum = self._count = 0.0
+        run.report(sweep, self.sweeps, **found)
         if sweep == self.sweeps:
             run.end({"sweeps": sweep, **found})

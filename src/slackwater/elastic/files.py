@@ -138,11 +138,14 @@ class RunJournal:
             ) from error
 
     def _state(self, run: str, executor: int, move: int) -> Path:
-        return self.folder / f"run-{run}" / "states" / f"{executor}-{move}"
+        return self._states(run) / f"{executor}-{move}"
+
+    def _states(self, run: str) -> Path:
+        return self.folder / f"run-{run}" / "states"
 
     def remove_states(self, run: str) -> None:
         """Remove executors' states: the run is over. The journal stays, and says so."""
-        shutil.rmtree(self._state(run, 0, 0).parent, ignore_errors=True)
+        shutil.rmtree(self._states(run), ignore_errors=True)
 
     def close(self) -> None:
         """Write no more. Idempotent."""

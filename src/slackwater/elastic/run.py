@@ -354,10 +354,9 @@ class _Process:
             result = self._finished(self._server.finish.result)
             self._say_at_the_end(result)
         self._agent.close(_told(result))
-        if not self._alone:
-            if self._server is not None:
-                RunJournal(self._folder).remove_states(self._server.core.run)
-            self.host.remove_files()
+        if self._server is not None:
+            self._server.remove_states()
+        self.host.remove_files()
         return result
 
     def _say_at_the_end(self, result: Any) -> None:

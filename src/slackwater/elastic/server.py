@@ -129,6 +129,10 @@ class DriverServer:
         self._thread.join(limits.CLOSE_S)
         self._journal.close()
 
+    def remove_states(self) -> None:
+        """Leave nothing of executors behind: the run is over, and its result is told."""
+        self._journal.remove_states(self.core.run)
+
     def _closing_set(self) -> None:
         self._closing.set()
 
