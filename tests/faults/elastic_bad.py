@@ -10,6 +10,8 @@ from slackwater import elastic
 from slackwater.elastic import Ssp, Table, run
 
 WHAT = os.environ["WHAT"]
+if WHAT == "file":
+    raise KeyError("a column that its data lack")
 UPDATES: dict[str, Any] = {
     "shape": lambda ctx: ctx.update("w", np.ones(3)),
     "row": lambda ctx: ctx.update("w", np.ones((1, 2)), rows=[10]),

@@ -298,6 +298,7 @@ BAD = {
     "row": r"table w: .*10.* \(elastic_bad.py, ",
     "nan": r"table w: an update with NaN or infinity \(elastic_bad.py, ",
     "driver": r"the driver Raises\(50, 1\) raised ValueError: its driver gives up \(elastic_bad",
+    "file": r"KeyError: 'a column that its data lack'",
     "version": r"host 1 cannot take part: it has release 0.0.1 of slackwater, the driver ",
 }
 

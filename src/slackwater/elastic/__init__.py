@@ -5,6 +5,7 @@ from slackwater.elastic import App, Executor, Ssp, Table, launch
 
 from slackwater.elastic.app import App, Executor, Table
 from slackwater.elastic.drivers import Asp, Bsp, Driver, Rotation, Run, Ssp
+from slackwater.elastic.failures import end_ranks_that_raise
 from slackwater.elastic.host import Context
 from slackwater.elastic.run import launch
 
@@ -12,3 +13,5 @@ __all__ = [
     "App", "Asp", "Bsp", "Context", "Driver", "Executor", "Rotation", "Run", "Ssp", "Table",
     "launch",
 ]  # fmt: skip
+
+end_ranks_that_raise()

@@ -1,11 +1,16 @@
-"""Tell what a program raised, in one sentence, and at length in the log of its rank."""
+"""Tell what a program raised, in one sentence, and at length in the log of its rank. It would raise
+it again: its process ends with the exit code that says so."""
 
+import os
 import sys
 import traceback
 from pathlib import Path
+from types import TracebackType
 from typing import Final
 
-from slackwater.common.base.errors import Rejected
+from slackwater.agent.identity import JOB
+from slackwater.common.base.errors import Rejected, SlackwaterError
+from slackwater.schemas.workers import USELESS_TO_RESTART
 
 _PACKAGE: Final = str(Path(__file__).parent.parent)
 
@@ -21,3 +26,17 @@ def last_words(error: Exception) -> str:
         return said
     last = own[-1]
     return f"{said} ({Path(last.filename).name}, line {last.lineno}, in {last.name})"
+
+
+def end_ranks_that_raise() -> None:
+    """Let the process of a rank that raises outside of its tasks, while its file is read for
+    instance, not be started again. Others end as they would."""
+    previous = sys.excepthook
+
+    def say(kind: type[BaseException], raised: BaseException, trace: TracebackType | None) -> None:
+        previous(kind, raised, trace)
+        own = isinstance(raised, Rejected) or not isinstance(raised, SlackwaterError)
+        if JOB in os.environ and isinstance(raised, Exception) and own:
+            raise SystemExit(USELESS_TO_RESTART)
+
+    sys.excepthook = say
