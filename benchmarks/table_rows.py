@@ -35,10 +35,12 @@ from transport import receive_exactly
 
 from slackwater.agent.table_agent import TableAgent
 from slackwater.agent.table_rows import RowUpdates
+from slackwater.agent.worker_bucket import TableKind
 from slackwater.common.embedded import ClusterOptions, EmbeddedCluster
 from slackwater.elastic.app import Table
 from slackwater.elastic.cache import TableCache
 
+SPARSE = {"t": TableKind(sparse=True)}
 ROWS, WIDTH, BATCHES = 20_000, 300, (1, 100, 1000)
 WORDS, TOPICS, ENTRIES = 20_000, 100, 20_000
 SECONDS: Final = 0.4
@@ -190,7 +192,7 @@ class Locked:
 class Ours:
     def __init__(self, url: str, transport: str, width: int = WIDTH, rows: int = ROWS) -> None:
         self.agent = TableAgent(
-            {"t": np.ones((rows, width), np.float32)}, ["t"], url=url, rank=0, workers=1,
+            {"t": np.ones((rows, width), np.float32)}, SPARSE, url=url, rank=0, workers=1,
             job=f"rows-{transport}-{width}", transport=transport,
         )  # fmt: skip
 

@@ -82,7 +82,8 @@ class Orders:
             if held.slots.transfer:
                 bucket.doubt()
                 bucket.move = standing_order(held.slots)
-        for plan in {held.slots.plan.job: held.slots.plan for held in recovered}.values():
+        plans = {(plan.job, plan.update.name): plan for plan in (h.slots.plan for h in recovered)}
+        for plan in plans.values():
             self._background(self._warm(plan))
         for held in recovered:
             bucket = self._core.buckets[held.key]
@@ -135,7 +136,9 @@ class Orders:
             self._regions.add(held)
             self._add(held)
         self._plan_deadlines(message)
-        await self._warm(message.plan)  # So that no push waits for a compiler.
+        plans = {held.slots.plan.update.name: held.slots.plan for held in made}
+        for plan in plans.values():
+            await self._warm(plan)  # So that no push waits for a compiler.
         failpoint("aggregator.host.after")
         return RegionsMade(job, effect.token)
 

@@ -20,7 +20,12 @@ from typing import Final
 import msgspec
 
 from slackwater.common.base.effects import Persist
-from slackwater.common.domains.slots.layout import Geometry
+from slackwater.common.domains.slots.layout import (
+    Geometry,
+    bucket_plan,
+    bucket_tensors,
+    rule_names,
+)
 from slackwater.common.domains.slots.rules import RULES
 from slackwater.schemas.base import NOT_FOUND, AggregatorId, Message, Ok, Refused
 from slackwater.schemas.cluster import (
@@ -200,12 +205,17 @@ def _here(job: Job, id: AggregatorId) -> list[int]:
 def _bytes(job: Job, id: AggregatorId) -> int:
     """Return the bytes of the regions there: a copy to another host moves so many."""
     record = job.record
-    return sum(Geometry.of(record.plan, record.buckets[bucket]).nbytes for bucket in _here(job, id))
+    layouts = [record.buckets[bucket] for bucket in _here(job, id)]
+    plans = [bucket_plan(record.plan, bucket_tensors(each, record.tensors)) for each in layouts]
+    return sum(
+        Geometry.of(plan, layout).nbytes for plan, layout in zip(plans, layouts, strict=True)
+    )
 
 
 def _keeps_state(job: Job) -> bool:
     """Say whether the job has optimiser state, which would be lost with the machine."""
-    return RULES[job.record.plan.update.name].states > 0
+    names = rule_names(job.record.plan, job.record.tensors)
+    return any(RULES[name].states > 0 for name in names)
 
 
 def _why(job: Job) -> str:

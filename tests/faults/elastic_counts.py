@@ -1,4 +1,5 @@
-"""An elastic program whose result is known: every task adds to a table of counts."""
+"""An elastic program whose result is known: every task adds to a table of counts, and to one that
+is projected, or shrinks by a half with each update of one."""
 
 import os
 import time
@@ -7,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from slackwater import elastic
-from slackwater.elastic import Ssp, Table
+from slackwater.elastic import NonNegative, SoftThreshold, Ssp, Table
 
 ITERATIONS, EXECUTORS, ROWS = int(os.environ.get("ITERATIONS", "200")), 6, 50
 SPARSE = "SPARSE" in os.environ
@@ -18,7 +19,7 @@ class Counts(elastic.App):
     executors = EXECUTORS
     tables = {
         "n": Table(ROWS, WIDTH, dtype="int32", sparse=SPARSE),
-        "last": Table(1, 1, sparse=SPARSE),
+        "last": Table(1, 1, sparse=SPARSE, rule=NonNegative() if SPARSE else SoftThreshold(0.5)),
     }
     driver = Ssp(ITERATIONS, staleness=1)
 
@@ -37,7 +38,7 @@ class Counts(elastic.App):
             else:
                 assert ctx.get("n")[:, 0].sum() >= ctx.version
             ctx.update("n", added, rows=rows)
-            ctx.update("last", [[0.5]])
+            ctx.update("last", [[0.5 if SPARSE else 1.0]])
             time.sleep(0.004)
             return 1.0 / (1 + task)
 

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 from random import Random
+from types import MappingProxyType
 from typing import Any
 
 from slackwater.agent.table_rows import RowNumbers, RowUpdates
 from slackwater.common.base import codec
 from slackwater.common.domains.slots.rules import Floats
-from slackwater.elastic.app import App
+from slackwater.elastic.app import App, Table
 from slackwater.elastic.cache import Update
 from slackwater.elastic.driver_core import (
     DriverAction,
@@ -56,8 +57,16 @@ class Kills:
 class Store:
     """The tables, as aggregators keep them: of each rank the newest batch, table by table."""
 
+    tables: Mapping[str, Table]
     values: dict[str, Floats]
     applied: dict[tuple[int, str], int] = field(default_factory=lambda: defaultdict(int))
+
+    def add(self, name: str, delta: Update, count: int) -> None:
+        rule, values = self.tables[name].rule, self.values[name]
+        if isinstance(delta, RowUpdates):
+            values[delta.rows] = rule.after(values[delta.rows], delta.values, count)
+        else:
+            values[:] = rule.after(values, delta, count)
 
 
 class MemoryTables:
@@ -79,15 +88,17 @@ class MemoryTables:
     def read_rows(self, name: str, rows: RowNumbers) -> Floats:
         return self.read(name)[rows]
 
-    def apply(self, number: int, deltas: Mapping[str, Update]) -> None:
-        for name, values in self._store.values.items():
+    def apply(
+        self,
+        number: int,
+        deltas: Mapping[str, Update],
+        counts: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
+        for name in self._store.values:
             self._kills.maybe()
             if self._store.applied[self._rank, name] < number:
-                delta = deltas.get(name)
-                if isinstance(delta, RowUpdates):
-                    values[delta.rows] += delta.values
-                elif delta is not None:
-                    values += delta
+                if (delta := deltas.get(name)) is not None:
+                    self._store.add(name, delta, counts.get(name, 1))
                 self._store.applied[self._rank, name] = number
         self._kills.maybe()
 
@@ -152,7 +163,7 @@ class World:
         self.app, self._driver, self._most = app, driver, 5
         self.kills = Kills(self.rng, kill)
         self.shortened = 0
-        self.store = Store({n: t.first_values(n) for n, t in app.tables.items()})
+        self.store = Store(app.tables, {n: t.first_values(n) for n, t in app.tables.items()})
         self.disks: dict[int, Disk] = defaultdict(Disk)
         self.journal: list[Entry] = []
         self.states: dict[tuple[int, int], bytes] = {}

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from slackwater.common.domains.slots.gpu_kernels import FoldKernels, kernels_of
-from slackwater.common.domains.slots.layout import HEADER_BYTES, Geometry
+from slackwater.common.domains.slots.layout import HEADER_BYTES, Geometry, bucket_plan
 from slackwater.common.domains.slots.region import RegionRecord, SlotRegion
 from slackwater.common.domains.slots.rules import STORED_DTYPES
 from slackwater.common.transport.gpu import Device, DeviceArray, DeviceMemory, DeviceRegion
@@ -81,7 +81,7 @@ def make_region(
 ) -> tuple[DeviceRegion, DeviceSlotRegion]:
     """A fresh one. Raises MemoryError, Rejected."""
     nbytes = SlotRegion.nbytes_of(plan, layout, tensors)
-    body = slot_body(Geometry.of(plan, layout))
+    body = slot_body(Geometry.of(bucket_plan(plan, tensors), layout))
     region = DeviceRegion.on(device, nbytes, f"{plan.job}.{layout.index}", body, pin=pin)
     SlotRegion.format(region.buffer, plan, layout, tensors, location_epoch, owner=owner)
     return region, DeviceSlotRegion.at(region)

@@ -55,6 +55,7 @@ from slackwater.common.domains.slots.rules import (
     DECAY,
     EPS,
     GS,
+    HALF,
     INVERSE,
     LR,
     MS,
@@ -63,6 +64,7 @@ from slackwater.common.domains.slots.rules import (
     SCALARS,
     STEP,
     WD,
+    C,
     Floats,
     R,
 )
@@ -349,6 +351,49 @@ def _adagrad(slots, p, new_p, h, new_h, k, sums):
 
 
 @kernel
+def _nonnegative(slots, p, new_p, k, sums):
+    lr, wd, inverse, half = k[LR], k[WD], k[INVERSE], k[HALF]
+    largest = np.uint32(0)
+    for part in range(parts(p.size)):
+        each = large = np.float32(0)
+        for i in within(part, p.size):
+            average, squares = mean(slots, i, inverse)
+            g = average + wd * p[i]
+            free = p[i] - lr * g
+            value = half * (free + abs(free))
+            if sums is not None:
+                each = plus(each, squares)
+                large = plus(large, average * average)
+            new_p[i] = value
+            largest = _larger(largest, value)
+        if sums is not None:
+            _add(sums, each, large, 0.0)
+    return largest
+
+
+@kernel
+def _soft_threshold(slots, p, new_p, k, sums):
+    lr, wd, inverse, c, half = k[LR], k[WD], k[INVERSE], k[C], k[HALF]
+    largest = np.uint32(0)
+    for part in range(parts(p.size)):
+        each = large = np.float32(0)
+        for i in within(part, p.size):
+            average, squares = mean(slots, i, inverse)
+            g = average + wd * p[i]
+            free = p[i] - lr * g
+            above, below = free - c, free + c
+            value = half * (above + abs(above)) - half * (abs(below) - below)
+            if sums is not None:
+                each = plus(each, squares)
+                large = plus(large, average * average)
+            new_p[i] = value
+            largest = _larger(largest, value)
+        if sums is not None:
+            _add(sums, each, large, 0.0)
+    return largest
+
+
+@kernel
 def _total(slots, p, new_p, k, sums):
     inverse = k[INVERSE]
     for part in range(parts(p.size)):
@@ -375,6 +420,8 @@ KERNELS: Final[dict[str, Callable[..., Any]]] = {
     "rmsprop": _rmsprop,
     "rmsprop_momentum": _rmsprop_momentum,
     "rmsprop_centered": _rmsprop_centered,
+    "nonnegative": _nonnegative,
+    "soft_threshold": _soft_threshold,
     "sum": _total,
 }
 assert KERNELS.keys() == RULES.keys()

@@ -89,7 +89,7 @@ def plan_buckets(
 ) -> tuple[BucketLayout, ...]:
     """Every tensor is in exactly one bucket, in order; a bucket of several tensors has at most
     `bucket_bytes`, save that a tensor of that size or more takes the tiny ones behind it along.
-    Tensors of different groups never share one.
+    Tensors of different groups, or update rules, never share one.
 
     A bias goes with its weight: a bucket of its own would cost more than its sum, and dealing
     buckets round robin would put every large weight of a network on the same server.
@@ -105,7 +105,7 @@ def plan_buckets(
         large = first < position and element_count(tensors[first]) * PARAMETER_BYTES >= bucket_bytes
         joins = tiny and large and position - first <= TINY_MAX
         fits = joins or (elements + size) * PARAMETER_BYTES <= bucket_bytes
-        alike = tensor.group == tensors[first].group
+        alike = (tensor.group, tensor.update) == (tensors[first].group, tensors[first].update)
         alike &= not tensor.sparse and not tensors[first].sparse
         if elements and not (fits and alike):
             buckets.append(_bucket(len(buckets), first, position, elements))
@@ -182,6 +182,18 @@ def bucket_tensors(bucket: BucketLayout, tensors: tuple[TensorSpec, ...]) -> tup
     if part == whole or not inside or not (last or part % unit == 0):
         return own  # It is whole, or the layout is not of this list.
     return (msgspec.structs.replace(own[0], shape=(part,)), *own[1:])
+
+
+def bucket_plan(plan: JobPlan, tensors: Sequence[TensorSpec]) -> JobPlan:
+    """Return the plan of a bucket of these tensors: the job's, with their own update rule where
+    they have one."""
+    own = tensors[0].update if tensors else None
+    return plan if own is None else msgspec.structs.replace(plan, update=own)
+
+
+def rule_names(plan: JobPlan, tensors: Sequence[TensorSpec]) -> list[str]:
+    """Return the names of the update rules that a job's tensors have."""
+    return sorted({(tensor.update or plan.update).name for tensor in tensors})
 
 
 def own_tensors(bucket: BucketLayout, tensors: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:

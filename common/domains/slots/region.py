@@ -42,6 +42,7 @@ from slackwater.common.domains.slots.layout import (
     WORD_STRIDE,
     WORDS_OFFSET,
     Geometry,
+    bucket_plan,
     element_count,
     own_tensors,
     pages,
@@ -101,6 +102,7 @@ class RegionRecord(Record, kw_only=True, frozen=True):
     """The description of a region: the msgpack at its end."""
 
     plan: JobPlan
+    """The job's, with the bucket's own update rule."""
     bucket: BucketLayout
     tensors: Tensors
     """The bucket's own."""
@@ -151,7 +153,8 @@ class SlotRegion:
 
     @staticmethod
     def nbytes_of(plan: JobPlan, bucket: BucketLayout, tensors: Sequence[TensorSpec]) -> int:
-        """The size to make a buffer of, its record included."""
+        """The size to make a buffer of, its record included. `tensors`: the bucket's own."""
+        plan = bucket_plan(plan, tensors)
         record = _encode(plan, bucket, tensors)
         return Geometry.of(plan, bucket).nbytes + pages(len(record))
 
@@ -173,6 +176,7 @@ class SlotRegion:
                 f"job {plan.job}, bucket {bucket.index}: its tensors do not have the "
                 f"{bucket.elements} elements that its layout says"
             )
+        plan = bucket_plan(plan, own)
         encoded = _encode(plan, bucket, own)
         offset = Geometry.of(plan, bucket).nbytes
         if len(buffer) < offset + len(encoded):

@@ -20,6 +20,7 @@ from slackwater.common.domains.slots.rules import RULES, SCALARS, Floats
 from slackwater.schemas.jobs import DType
 
 _sgd, _adagrad = KERNELS["sgd"], KERNELS["adagrad"]
+_nonnegative = KERNELS["nonnegative"]
 
 
 @kernel
@@ -30,6 +31,17 @@ def _sgd_rows(rows, width, values, p, new_p, k):
         hi = lo + width
         slots = (values[i * width : (i + 1) * width],)
         largest = max(largest, _sgd(slots, p[lo:hi], new_p[lo:hi], k, None))
+    return largest
+
+
+@kernel
+def _nonnegative_rows(rows, width, values, p, new_p, k):
+    largest = np.uint32(0)
+    for i in range(rows.size):
+        lo = np.int64(rows[i]) * width
+        hi = lo + width
+        slots = (values[i * width : (i + 1) * width],)
+        largest = max(largest, _nonnegative(slots, p[lo:hi], new_p[lo:hi], k, None))
     return largest
 
 
@@ -54,7 +66,11 @@ def _copy_rows(rows, width, source, target):
             b[j] = a[j]
 
 
-ROW_KERNELS: Final[dict[str, Callable[..., Any]]] = {"sgd": _sgd_rows, "adagrad": _adagrad_rows}
+ROW_KERNELS: Final[dict[str, Callable[..., Any]]] = {
+    "sgd": _sgd_rows,
+    "adagrad": _adagrad_rows,
+    "nonnegative": _nonnegative_rows,
+}
 
 
 def fold_rows(

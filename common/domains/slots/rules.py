@@ -16,6 +16,8 @@ updates of the optimiser's state, from 1; the bias corrections are computed from
                     gs = lr (1 - mu_t) / (1 - M_t), ms = lr mu_t+1 / (1 - M_t mu_t+1), where
                     mu_t = b1 (1 - 0.96^(t psi) / 2), psi = momentum_decay, M_t = mu_1 ... mu_t
     adagrad         h' = h + g g                   p' = p - lr (g / (sqrt(h') + eps))
+    nonnegative     p' = max(0, q), where q = p - lr g
+    soft_threshold  p' = max(0, q - c) - max(0, -q - c), where c = threshold
     rmsprop         v' = b2 v + (1-b2) (g g)       p' = p - lr (g / (sqrt(v') + eps))
     rmsprop_momentum   v' as rmsprop; m' = mu m + g / (sqrt(v') + eps), p' = p - lr m'
     rmsprop_centered   as that, with |v' - a' a'| in place of v' in m'; a' = b2 a + (1-b2) g
@@ -24,7 +26,8 @@ updates of the optimiser's state, from 1; the bias corrections are computed from
 A job with the rule `sum` has its optimiser in its program: nothing of a version goes into the next.
 Every operation rounds to float32 once: no fused multiply-add, no reordering. So the result depends
 neither on the order of arrival nor on how the bucket is cut into chunks. (PyTorch has v' - a' a' as
-it is: rounding can make it negative, and the step NaN.)
+it is: rounding can make it negative, and the step NaN.) max(0, x) is (x + |x|) / 2: exact, and NaN
+where x is.
 """
 
 import functools
@@ -61,6 +64,7 @@ class Hyper(NamedTuple):
     epsilon: float = 1e-8
     weight_decay: float = 0.0
     momentum_decay: float = 0.004
+    threshold: float = 0.0
 
     @classmethod
     def of(cls, rule: UpdateRule) -> "Hyper":
@@ -69,11 +73,11 @@ class Hyper(NamedTuple):
 
     def pack(self) -> bytes:
         """The 64 bytes of a rank's block."""
-        return _BLOCK.pack(*self, 0.0)
+        return _BLOCK.pack(*self)
 
     @classmethod
     def unpack(cls, block: bytes) -> "Hyper":
-        return cls(*_BLOCK.unpack(block)[: len(cls._fields)])
+        return cls(*_BLOCK.unpack(block))
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +106,7 @@ class Rule:
                 return f"{name} is {value}: it must be a number"
             if name in ("beta1", "beta2") and not 0.0 <= value < 1.0:
                 return f"{name} is {value}: it must be in [0, 1)"
-            if name == "momentum_decay" and value < 0.0:
+            if name in ("momentum_decay", "threshold") and value < 0.0:
                 return f"{name} is {value}: it must be at least 0"
         return ""
 
@@ -129,11 +133,13 @@ RULES: Final[dict[str, Rule]] = {
     "rmsprop": Rule(1, _RMSPROP, second=0),
     "rmsprop_momentum": Rule(2, (*_RMSPROP, "momentum"), second=0),
     "rmsprop_centered": Rule(3, (*_RMSPROP, "momentum"), second=0),
+    "nonnegative": Rule(0, _PLAIN),
+    "soft_threshold": Rule(0, (*_PLAIN, "threshold")),
     "sum": Rule(0, (), sums=True),
 }
 
 # Places in the array of scalars that a step is given.
-LR, MU, B1, B1C, B2, B2C, EPS, WD, STEP, R, DECAY, INVERSE, GS, MS, SCALARS = range(15)
+LR, MU, B1, B1C, B2, B2C, EPS, WD, STEP, R, DECAY, INVERSE, GS, MS, C, HALF, SCALARS = range(17)
 
 
 def divisor(rule: str, workers: int) -> int:
@@ -151,6 +157,7 @@ def scalars(hyper: Hyper, t: int, workers: int) -> Floats:
         hyper.epsilon,
         hyper.weight_decay,
     )
+    k[C], k[HALF] = hyper.threshold, 0.5
     k[B1], k[B1C] = hyper.beta1, 1.0 - hyper.beta1
     k[B2], k[B2C] = hyper.beta2, 1.0 - hyper.beta2
     if 0.0 <= hyper.beta1 < 1.0 and 0.0 <= hyper.beta2 < 1.0:  # Else no rule uses them (`fault`).
@@ -249,4 +256,12 @@ def step(
             case "adagrad":
                 h = states[0] + g * g
                 return p - k[LR] * (g / (np.sqrt(h) + k[EPS])), (h,)
+            case "nonnegative":
+                q = p - k[LR] * g
+                return k[HALF] * (q + np.abs(q)), ()
+            case "soft_threshold":
+                q = p - k[LR] * g
+                above, below = q - k[C], q + k[C]
+                positive = k[HALF] * (above + np.abs(above))
+                return positive - k[HALF] * (np.abs(below) - below), ()
     raise ValueError(f"unknown update rule {rule}")

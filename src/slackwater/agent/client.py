@@ -18,9 +18,9 @@ import atexit
 import json
 import os
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
 from slackwater.agent.address_choice import forced_transport
@@ -37,12 +37,18 @@ from slackwater.agent.optimizer_state import TensorState, read_states
 from slackwater.agent.push_hyper import hyper_of, left_to_give
 from slackwater.agent.session import Session
 from slackwater.agent.snapshot import reads_of
-from slackwater.agent.worker_bucket import WorkerBucket, check_gradient, read_tensors, unfit
+from slackwater.agent.worker_bucket import (
+    TableKind,
+    WorkerBucket,
+    check_gradient,
+    read_tensors,
+    unfit,
+)
 from slackwater.common.base import limits
 from slackwater.common.base.errors import GradientRefused, Rejected
 from slackwater.common.bus.access import Credentials
 from slackwater.common.domains.models.gradient_noise import GradientSquares
-from slackwater.common.domains.slots.rules import Floats, Hyper
+from slackwater.common.domains.slots.rules import Floats
 from slackwater.common.transport.devices import device_named
 from slackwater.common.transport.gpu import copy_into
 from slackwater.schemas.jobs import Consistency, DType, JobSpec, UpdateRule
@@ -54,7 +60,7 @@ class Agent:
     Without a job, here or there, the program trains alone, by the same rules (local.py)."""
 
     _virtual_ranks = 0  # VirtualAgent has some.
-    _sparse: Collection[str] = ()  # TableAgent has some.
+    _tables: Mapping[str, TableKind] = MappingProxyType({})  # TableAgent has some.
 
     def __init__(
         self,
@@ -98,7 +104,7 @@ class Agent:
         self.job, self.rank, started_with, self._result_path = identity
         self._dtype, self._deadline_s, self._closed = gradient_dtype, deadline_s, False
         self._device = device_named(device) if device else None
-        self._specs, values = read_tensors(tensors, groups or {}, self._device, self._sparse)
+        self._specs, values = read_tensors(tensors, groups or {}, self._device, self._tables)
         wanted = JobSpec(
             id=self.job or LOCAL, model=model, workers=started_with, servers=servers,
             iterations=iterations, gradient_dtype=gradient_dtype, update=update or UpdateRule(),
@@ -153,7 +159,7 @@ class Agent:
         differ by one version repeats that iteration: what was counted is not counted again."""
         plan = self._session.plan
         assert plan is not None
-        self._rule, self._usual = plan.update.name, Hyper.of(plan.update)
+        self._rule = plan.update.name
         self._buckets = self._session.buckets
         self._places: dict[str, tuple[WorkerBucket, int]] = {
             spec.name: (bucket, position)
@@ -231,9 +237,8 @@ class Agent:
 
     def push(self, name: str, gradient: Array | None = None, **hyper: float) -> None:
         """Push this worker's gradient of a tensor for its next iteration. None: it was produced in
-        the `gradient_buffer`. `hyper`: learning_rate, momentum, beta1, beta2, epsilon, weight_decay
-        or momentum_decay of this push, where it is not the job's; one set a bucket, the last given
-        counts.
+        the `gradient_buffer`. `hyper`: hyper-parameters of this push (UpdateRule has their names),
+        where they are not the job's; one set a bucket, the last given counts.
 
         Waits while the slot still holds the iteration before. After a GradientRefused, pushing the
         same iteration again is a retry: what was counted already is not counted twice.
@@ -262,9 +267,9 @@ class Agent:
         if not bucket.settled or bucket.refused is not None:
             self._settle((bucket,))
         if hyper:
-            bucket.hyper = hyper_of(self.job, self._rule, self._usual, hyper)
+            bucket.hyper = hyper_of(self.job, bucket.rule, bucket.usual, hyper)
         elif len(bucket.missing) == len(bucket.tensors):
-            bucket.hyper = self._usual  # The first of an iteration.
+            bucket.hyper = bucket.usual  # The first of an iteration.
         if self._total_momentum and len(bucket.missing) == 1:  # It goes with this tensor.
             bucket.hyper = left_to_give(bucket.hyper, self.workers)
         before = bucket.iteration

@@ -17,9 +17,8 @@ from slackwater.agent.worker_bucket import WorkerBucket
 from slackwater.common.base.errors import SlackwaterError
 from slackwater.common.domains.slots.folding import blame, check_hypers, commit, fold
 from slackwater.common.domains.slots.frames import PushRefused
-from slackwater.common.domains.slots.layout import bucket_tensors, plan_buckets
+from slackwater.common.domains.slots.layout import bucket_plan, bucket_tensors, plan_buckets
 from slackwater.common.domains.slots.region import SlotRegion
-from slackwater.common.domains.slots.rules import Hyper
 from slackwater.common.domains.slots.sizes import Size
 from slackwater.common.transport.gpu import copy_into
 from slackwater.common.transport.region import Region
@@ -53,7 +52,8 @@ class Local:
         self.buckets: list[WorkerBucket] = []
         self._regions: list[SlotRegion] = []
         for layout in plan_buckets(tensors):
-            bucket = WorkerBucket(layout, bucket_tensors(layout, tensors), Hyper.of(spec.update))
+            own = bucket_tensors(layout, tensors)
+            bucket = WorkerBucket(layout, own, bucket_plan(self.plan, own).update)
             self._fill(bucket, initial)
             self.buckets.append(bucket)
 

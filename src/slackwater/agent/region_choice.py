@@ -6,7 +6,7 @@ from slackwater.agent.region_access import InPlace
 from slackwater.agent.snapshot import Snapshot, Snapshots, StagedSnapshot
 from slackwater.agent.virtual_slots import VirtualInPlace, VirtualStaged, VirtualStaging
 from slackwater.agent.worker_bucket import WorkerBucket
-from slackwater.common.domains.slots.layout import Geometry
+from slackwater.common.domains.slots.layout import Geometry, bucket_plan
 from slackwater.common.domains.slots.rows import width_of
 from slackwater.common.transport.base import Channel, RemoteRegion
 from slackwater.common.transport.gpu import Device
@@ -22,7 +22,7 @@ async def attach(
     device: Device | None,
 ) -> Attached:
     """Raises Unavailable, AccessRefused, Rejected (no region of this bucket), Fatal (no room)."""
-    geometry = Geometry.of(plan, bucket.layout)
+    geometry = Geometry.of(bucket_plan(plan, bucket.tensors), bucket.layout)
     if plan.consistency != "synchronous":
         copies = bucket.staging
         if not isinstance(copies, Snapshots):

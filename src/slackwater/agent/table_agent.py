@@ -1,17 +1,19 @@
 """An Agent whose tensors are tables: each push adds to them by itself, and reads see the newest.
 
 The job is asynchronous, its rule SGD with rate 1: what is pushed is the update with the other sign,
-and float32 adds it exactly as it is. An iteration of this rank is a batch of updates of all tables.
-Its number tells a batch that is pushed again after a kill from the next one, in each bucket by
-itself (common/domains/slots/consistency.py).
+and float32 adds it exactly as it is. A table may have a rule of its own, and then has a group of
+its own. An iteration of this rank is a batch of updates of all tables. Its number tells a batch
+that is pushed again after a kill from the next one, in each bucket by itself
+(common/domains/slots/consistency.py).
 """
 
 import asyncio
 import logging
 import os
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
+from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
@@ -23,7 +25,7 @@ from slackwater.agent.region_access import InPlace
 from slackwater.agent.session import Session
 from slackwater.agent.snapshot import Snapshot, StagedSnapshot
 from slackwater.agent.table_rows import RowNumbers, RowUpdates, SparseTable, placed
-from slackwater.agent.worker_bucket import WorkerBucket
+from slackwater.agent.worker_bucket import TableKind, WorkerBucket
 from slackwater.common.base import limits
 from slackwater.common.base.errors import AccessRefused, DeadlineExceeded, Unavailable
 from slackwater.common.domains.slots.rows import NO_ROWS, Numbers
@@ -42,15 +44,22 @@ class TableAgent(Agent):
     """`tables`: name -> the values that the job begins with, if this is rank 0."""
 
     def __init__(
-        self, tables: Mapping[str, Floats], sparse: Collection[str] = (), **options: Any
+        self,
+        tables: Mapping[str, Floats],
+        kinds: Mapping[str, TableKind] = MappingProxyType({}),
+        **options: Any,
     ) -> None:
-        """Raises what Agent raises. `sparse`: tables whose rows are added to and read by number;
-        `options`: Agent's."""
-        self._sparse = sparse
+        """Raises what Agent raises. `kinds`: of sparse tables, whose rows are added to and read by
+        number, and of those that have an update rule of their own; `options`: Agent's."""
+        self._tables = kinds
+        ruled = (name for name, kind in kinds.items() if kind.update is not None)
+        groups = {name: number for number, name in enumerate(ruled, 1)}
+        sparse = {name for name, kind in kinds.items() if kind.sparse}
         spread = {name: placed(values) for name, values in tables.items() if name in sparse}
         has_job = options.get("job") or os.environ.get(JOB)
         super().__init__(
             tensors={**tables, **spread},
+            groups=groups,
             update=ADDING,
             consistency="asynchronous" if has_job else None,
             **options,
@@ -82,6 +91,7 @@ class TableAgent(Agent):
                 self.job, self.rank, newest - bucket.iteration, bucket.names,
             )  # fmt: skip
             while bucket.iteration < newest:
+                bucket.hyper = bucket.usual
                 if bucket.sparse:
                     bucket.put_rows(NO_ROWS, _no_values(bucket))
                 else:
@@ -92,14 +102,21 @@ class TableAgent(Agent):
         if behind:
             self._begin()
 
-    def add(self, updates: Mapping[str, Floats | RowUpdates]) -> int:
+    def add(
+        self,
+        updates: Mapping[str, Floats | RowUpdates],
+        hypers: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
+    ) -> int:
         """Add to the tables that are named, as this rank's next batch, and return its number once
         it is applied. Called again after a kill in its midst, it is completed. Raises what `push`
-        and `wait` raise. RowUpdates are for sparse tables, which take nothing else."""
+        and `wait` raise. RowUpdates are for sparse tables, which take nothing else. `hypers`: a
+        table's hyper-parameters of this batch, where they are not those of its rule; of those that
+        are not sparse."""
         for name, zeros in self._zeros.items():
             update = updates.get(name)
             assert not isinstance(update, RowUpdates), name
-            self.push(name, zeros if update is None else np.negative(update))
+            pushed = zeros if update is None else np.negative(update)
+            self.push(name, pushed, **hypers.get(name, {}))
         for name, table in self._by_rows.items():
             update = updates.get(name)
             if update is None:
@@ -117,7 +134,7 @@ class TableAgent(Agent):
                 continue
             if not bucket.settled or bucket.refused is not None:
                 self._settle((bucket,))
-            bucket.hyper = self._usual
+            bucket.hyper = bucket.usual
             bucket.put_rows(numbers, values)
             self._session.progress.bytes_pushed += values.nbytes
             bucket.pushed_s = time.monotonic()

@@ -7,11 +7,11 @@ writes and the other reads.
 """
 
 import threading
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise
 from math import prod
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,11 +22,11 @@ from slackwater.agent.snapshot import Snapshots
 from slackwater.agent.state_copies import StateCopies
 from slackwater.common.base.errors import GradientRefused, Rejected
 from slackwater.common.domains.slots.frames import HeldStates, Offer, PushRefused
-from slackwater.common.domains.slots.layout import bucket_tensors
+from slackwater.common.domains.slots.layout import bucket_plan, bucket_tensors
 from slackwater.common.domains.slots.rows import ALL, Numbers, fits, write
 from slackwater.common.domains.slots.rules import RULES, Floats, Hyper
 from slackwater.common.transport.gpu import Device, DeviceArray, copy_into
-from slackwater.schemas.jobs import DType, JobSpec, TensorSpec
+from slackwater.schemas.jobs import DType, JobSpec, TensorSpec, UpdateRule
 from slackwater.schemas.placement import BucketLayout, JobPlan, Located
 
 
@@ -37,7 +37,7 @@ class WorkerBucket:
         self,
         layout: BucketLayout,
         tensors: tuple[TensorSpec, ...],
-        hyper: Hyper,
+        update: UpdateRule,
         copies: StateCopies | None = None,
     ) -> None:
         self.layout = layout
@@ -70,7 +70,8 @@ class WorkerBucket:
         """Tensors of iteration + 1 that are not in the slot yet."""
         self.handed_out_views: dict[int, Array] = {}
         """Tensor -> the part of a slot that the program was given to write its gradient into."""
-        self.hyper = hyper
+        self.rule = update.name
+        self.usual = self.hyper = Hyper.of(update)
         """The hyper-parameters of the iteration being produced, or outstanding."""
         self.refused: PushRefused | None = None
         self.was_refused = False
@@ -341,11 +342,18 @@ def unfit(plan: JobPlan, consistency: str | None, staleness: int | None, *, on_d
     return ""
 
 
+class TableKind(NamedTuple):
+    """What is said of a tensor that is a table."""
+
+    sparse: bool = False
+    update: UpdateRule | None = None
+
+
 def read_tensors(
     tensors: Mapping[str, Any],
     groups: Mapping[str, int] = MappingProxyType({}),
     device: Device | None = None,
-    sparse: Collection[str] = (),
+    tables: Mapping[str, TableKind] = MappingProxyType({}),
 ) -> tuple[tuple[TensorSpec, ...], Initial]:
     """The job's list and the initial values: of each tensor an array, or a shape (zeros)."""
     brought = tensors if isinstance(tensors, Initial) else Initial(tensors)
@@ -366,8 +374,9 @@ def read_tensors(
                 raise Rejected(f"tensor {name}: its initial values are not all finite")
             values[name] = given
         brought.check_states(name, shape)
-        group, by_rows = groups.get(name, 0), name in sparse
-        specs.append(TensorSpec(name=name, shape=shape, group=group, sparse=by_rows))
+        table = tables.get(name, TableKind())
+        group, sparse, update = groups.get(name, 0), table.sparse, table.update
+        specs.append(TensorSpec(name=name, shape=shape, group=group, sparse=sparse, update=update))
     return tuple(specs), brought.with_values(values)
 
 
@@ -390,12 +399,11 @@ def worker_buckets(
             f"virtual_ranks: {spec.virtual_ranks}, the job has {known}; upgrade master and "
             "controller, or give the number with which the job began"
         )
-    hyper = Hyper.of(plan.update)
-    every = plan.state_copies if RULES[plan.update.name].states else 0
-    return [
-        WorkerBucket(
-            layout, bucket_tensors(layout, tensors), hyper,
-            StateCopies(layout.index, layout.elements, rank, every),
-        )
-        for layout in located.buckets
-    ]  # fmt: skip
+    made = []
+    for layout in located.buckets:
+        own = bucket_tensors(layout, tensors)
+        update = bucket_plan(plan, own).update
+        every = plan.state_copies if RULES[update.name].states else 0
+        copies = StateCopies(layout.index, layout.elements, rank, every)
+        made.append(WorkerBucket(layout, own, update, copies))
+    return made

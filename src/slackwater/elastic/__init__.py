@@ -7,11 +7,12 @@ from slackwater.elastic.app import App, Executor, Table
 from slackwater.elastic.drivers import Asp, Bsp, Driver, Rotation, Run, Ssp
 from slackwater.elastic.failures import end_ranks_that_raise
 from slackwater.elastic.host import Context
+from slackwater.elastic.rules import AdaGrad, Add, Decay, NonNegative, SoftThreshold, TableRule
 from slackwater.elastic.run import launch
 
 __all__ = [
-    "App", "Asp", "Bsp", "Context", "Driver", "Executor", "Rotation", "Run", "Ssp", "Table",
-    "launch",
+    "AdaGrad", "Add", "App", "Asp", "Bsp", "Context", "Decay", "Driver", "Executor", "NonNegative",
+    "Rotation", "Run", "SoftThreshold", "Ssp", "Table", "TableRule", "launch",
 ]  # fmt: skip
 
 end_ranks_that_raise()

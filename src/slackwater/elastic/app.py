@@ -23,6 +23,7 @@ import numpy as np
 from slackwater.common.base.errors import Rejected
 from slackwater.common.domains.slots.rules import Floats
 from slackwater.elastic.drivers import Driver
+from slackwater.elastic.rules import ADD, TableRule
 from slackwater.schemas.elastic import EXECUTORS_MAX
 
 EXACT_MAX: Final = 2**24
@@ -36,7 +37,8 @@ class Table:
 
     `init`: an array of that shape, or a function that returns one; zeros otherwise. `dtype`:
     float32, or int32 for counts, which are exact up to 2^24 (a larger one is refused). `sparse`: a
-    task touches few of many rows; then these alone are read and written.
+    task touches few of many rows; then these alone are read and written. `rule`: what an update
+    does to it.
     """
 
     rows: int
@@ -44,6 +46,7 @@ class Table:
     init: Any = None
     dtype: str = "float32"
     sparse: bool = False
+    rule: TableRule = ADD
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -62,6 +65,7 @@ class Table:
         values = given.astype(np.float32)
         if not np.isfinite(values).all():
             raise Rejected(f"table {name}: its initial values are not all finite")
+        self.rule.check_first(f"table {name}", values)
         return values
 
 
@@ -155,12 +159,28 @@ def _check_table(at: str, name: object, table: object) -> None:
         raise Rejected(f"{at}.sparse is {table.sparse!r}; give True or False")
     if table.dtype not in _KINDS:
         raise Rejected(f"{at}.dtype is {table.dtype!r}; choose {' or '.join(_KINDS)}")
+    _check_rule(at, table)
+
+
+def _check_rule(at: str, table: Table) -> None:
+    rule = table.rule
+    if not isinstance(rule, TableRule):
+        raise Rejected(
+            f"{at}.rule is {rule!r}; give Add(), NonNegative(), SoftThreshold(by), Decay(share) or "
+            "AdaGrad(rate)"
+        )
+    rule.check(f"{at}.rule")
+    if table.dtype == "int32" and not rule.of_counts:
+        raise Rejected(f"{at}: {rule} makes fractions of counts; give it dtype float32")
+    if table.sparse and rule.of_all:
+        raise Rejected(f"{at}: {rule} changes all rows with each update; let it not be sparse")
 
 
 def described(app: App) -> str:
     """Say in a line what the program is: hosts of one run must all say the same."""
     tables = ", ".join(
         f"{name} {table.rows} x {table.width} {table.dtype}{' by rows' * table.sparse}"
+        f"{f' {table.rule}' * (table.rule != ADD)}"
         for name, table in app.tables.items()
     )
     return f"{type(app).__name__}: {app.executors} executors; tables {tables}; {app.driver}"

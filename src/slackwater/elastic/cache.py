@@ -3,7 +3,8 @@
 All executors of a process share both (Qiao 2021, section 4.3.2). A value is tagged with the version
 of the order that it was fetched for, and serves orders up to that one. A task also reads what it
 and the process's others have added since (read my writes), sent or not: what was sent is added to
-the cached values, too, which may be older.
+the cached values, too, which may be older. Only the aggregators can say what AdaGrad makes of an
+update: in such a table, that is seen once it was sent.
 
 A table is fetched and sent whole, or by rows if it is sparse: then each row has a tag, and memory
 is taken by what is read and added to.
@@ -37,9 +38,7 @@ class TableCache:
     ) -> None:
         self._tables = tables
         self._cached: dict[str, _Cached] = {
-            name: _ByRows(table.shape, name, read_rows)
-            if table.sparse
-            else _Whole(table.shape, name, read)
+            name: _ByRows(table, name, read_rows) if table.sparse else _Whole(table, name, read)
             for name, table in tables.items()
         }
         self.gets = 0
@@ -61,6 +60,8 @@ class TableCache:
         """Add to a table, or to some of its rows; one that is named twice is added to twice. It
         counts once the task is complete. Raises Rejected."""
         table = self._table(name)
+        if rows is not None and table.rule.of_all:
+            raise Rejected(f"table {name}: {table.rule} takes updates of all rows; name none")
         at = _rows(name, table, rows)
         shape = table.shape if at is None else (len(at), table.width)
         given = np.asarray(delta)
@@ -101,6 +102,15 @@ class TableCache:
         logs = {name: cached.log for name, cached in self._cached.items()}
         return {name: log for name, log in logs.items() if log is not None}
 
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """How many updates the log of a table has, where its rule asks."""
+        return {
+            name: cached.count
+            for name, cached in self._cached.items()
+            if cached.log is not None and self._tables[name].rule.of_all
+        }
+
     def sent(self) -> None:
         """Note that the log has been applied: it stays this process's own writes, wherever older
         values are cached."""
@@ -118,6 +128,8 @@ class _Cached(Protocol):
     """One table's values, its log, and what the running task added to it."""
 
     fetches: int
+    count: int
+    """Updates in the log."""
 
     def values(self, at: Rows, version: int) -> Floats: ...
 
@@ -136,12 +148,13 @@ class _Cached(Protocol):
 
 
 class _Whole:
-    def __init__(self, shape: tuple[int, int], name: str, read: Callable[[str], Floats]) -> None:
-        self._shape, self._name, self._read = shape, name, read
+    def __init__(self, table: Table, name: str, read: Callable[[str], Floats]) -> None:
+        self._shape, self._rule, self._name, self._read = table.shape, table.rule, name, read
         self._tag = -1
         self._values: Floats | None = None
         self.log: Floats | None = None
         self._own: Floats | None = None
+        self.count = self._own_count = 0
         self.fetches = 0
 
     def values(self, at: Rows, version: int) -> Floats:
@@ -149,12 +162,14 @@ class _Whole:
             self.fetches += 1
             self._values, self._tag = self._read(self._name), version
         found = self._values.copy() if at is None else self._values[at]
-        for added in (self.log, self._own):
-            if added is not None:
-                found += added if at is None else added[at]
+        if self._rule.shows:
+            for added, count in ((self.log, self.count), (self._own, self._own_count)):
+                if added is not None:
+                    found = self._rule.after(found, added if at is None else added[at], count)
         return found
 
     def add(self, at: Rows, added: Floats) -> None:
+        self._own_count += 1
         if at is None:
             self._own = added.copy() if self._own is None else self._own + added
             return
@@ -165,15 +180,18 @@ class _Whole:
     def complete(self) -> None:
         if self._own is not None:
             self.log = self._own if self.log is None else self.log + self._own
-        self._own = None
+            self.count += self._own_count
+        self.discard()
 
     def discard(self) -> None:
-        self._own = None
+        self._own, self._own_count = None, 0
 
     def sent(self) -> None:
-        if self.log is not None and self._values is not None:
-            self._values += self.log
-        self.log = None
+        if self.log is not None and not self._rule.shows:
+            self._values = None
+        elif self.log is not None and self._values is not None:
+            self._values = self._rule.after(self._values, self.log, self.count)
+        self.log, self.count = None, 0
 
     def clear(self) -> None:
         self._values = None
@@ -209,10 +227,16 @@ class _Sums:
 
 
 class _ByRows:
-    def __init__(
-        self, shape: tuple[int, int], name: str, read: Callable[[str, RowNumbers], Floats]
-    ) -> None:
-        self._name, self._read, self._every = name, read, np.arange(shape[0])
+    count = 0  # A rule that asks is not one of sparse tables.
+
+    def __init__(self, table: Table, name: str, read: Callable[[str, RowNumbers], Floats]) -> None:
+        shape = table.shape
+        self._rule, self._name, self._read, self._every = (
+            table.rule,
+            name,
+            read,
+            np.arange(shape[0]),
+        )
         self._values = np.zeros(shape, np.float32)
         self._tags = np.full(shape[0], -1)
         self._log, self._own = _Sums(shape), _Sums(shape)
@@ -228,8 +252,8 @@ class _ByRows:
             self._tags[old] = version
         found = self._values[rows]
         for sums in (self._log, self._own):
-            if len(sums.rows):
-                found += sums.values[rows]
+            if self._rule.shows and len(sums.rows):
+                found = self._rule.after(found, sums.values[rows], 1)
         return found
 
     def add(self, at: Rows, added: Floats) -> None:
@@ -250,7 +274,11 @@ class _ByRows:
 
     def sent(self) -> None:
         rows = self._log.rows
-        self._values[rows] += self._log.values[rows]
+        if self._rule.shows:
+            added = self._log.values[rows]
+            self._values[rows] = self._rule.after(self._values[rows], added, 1)
+        else:
+            self._tags[rows] = -1
         self._log.clear()
 
     def clear(self) -> None:

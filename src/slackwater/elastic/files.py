@@ -179,6 +179,7 @@ class HostFolder:
                     name: tuple(delta) if isinstance(delta, RowUpdates) else delta
                     for name, delta in batch.deltas.items()
                 },
+                "counts": dict(batch.counts),
             }
         )
         _write(self._folder / "batch", packed)
@@ -209,7 +210,7 @@ class HostFolder:
             name: RowUpdates(*delta) if isinstance(delta, tuple) else delta
             for name, delta in found["deltas"].items()
         }
-        return Batch(found["number"], completions, deltas)
+        return Batch(found["number"], completions, deltas, found["counts"])
 
     def keep(self, executor: int, move: int, number: int, state: bytes) -> None:
         """Raises Fatal."""

@@ -14,6 +14,7 @@ replace by memory and kill at any call.
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Protocol
 
 from slackwater.agent.table_rows import RowNumbers
@@ -54,6 +55,8 @@ class Batch(NamedTuple):
     number: int
     completions: tuple[Completion, ...]
     deltas: Mapping[str, Update]
+    counts: Mapping[str, int] = MappingProxyType({})
+    """How many updates a table's are, where its rule asks."""
 
 
 class Tables(Protocol):
@@ -72,7 +75,12 @@ class Tables(Protocol):
         """Return present rows of a sparse table, none of them twice, in this order."""
         ...
 
-    def apply(self, number: int, deltas: Mapping[str, Update]) -> None:
+    def apply(
+        self,
+        number: int,
+        deltas: Mapping[str, Update],
+        counts: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
         """Add a batch, number `number` + 1, and return once it is applied. A batch of which a part
         was applied before is completed."""
         ...
@@ -236,7 +244,10 @@ class Host:
         batch, number = self._files.sealed(), self._tables.number + 1
         sealed = batch is not None and batch.number == number
         self._files.settle(number if sealed else number - 1)
-        self._tables.apply(number, batch.deltas if batch is not None and sealed else {})
+        if batch is not None and sealed:
+            self._tables.apply(number, batch.deltas, batch.counts)
+        else:
+            self._tables.apply(number, {})
         self._unnoted = batch
 
     def _take_orders(self, message: Orders) -> None:
@@ -347,9 +358,9 @@ class Host:
                 self._files.keep(executor, self._executors[executor].move, number, state)
         if self.failed:
             return
-        batch = Batch(number, tuple(self._done), self.cache.log)
+        batch = Batch(number, tuple(self._done), self.cache.log, self.cache.counts)
         self._files.seal(batch)
-        self._tables.apply(number, batch.deltas)
+        self._tables.apply(number, batch.deltas, batch.counts)
         self.cache.sent()
         self._done, self._done_bytes, self._ran = [], 0, set()
         self._unnoted = Batch(number, batch.completions, {})

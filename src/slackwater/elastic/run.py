@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from types import FrameType
+from types import FrameType, MappingProxyType
 from typing import Any, Final, NoReturn
 
 from slackwater.agent.identity import plainly
@@ -30,6 +30,7 @@ from slackwater.agent.journal import default_folder
 from slackwater.agent.local import JOB as LOCAL
 from slackwater.agent.table_agent import TableAgent
 from slackwater.agent.table_rows import RowNumbers
+from slackwater.agent.worker_bucket import TableKind
 from slackwater.common.base import codec, limits
 from slackwater.common.base.errors import (
     DeadlineExceeded,
@@ -40,7 +41,7 @@ from slackwater.common.base.errors import (
 )
 from slackwater.common.base.words import number_of
 from slackwater.common.domains.slots.rules import Floats
-from slackwater.elastic.app import App, checked, described
+from slackwater.elastic.app import App, Table, checked, described
 from slackwater.elastic.cache import Update, presented
 from slackwater.elastic.driver_core import Report
 from slackwater.elastic.failures import last_words
@@ -75,15 +76,15 @@ def launch(app: App) -> Any:
         tables = {name: table.first_values(name) for name, table in app.tables.items()}
     except Rejected as error:
         raise plainly(str(error)) from error
-    sparse = [name for name, table in app.tables.items() if table.sparse]
-    return _Process(app, TableAgent(tables, sparse)).live()
+    kinds = {name: TableKind(table.sparse, table.rule.update) for name, table in app.tables.items()}
+    return _Process(app, TableAgent(tables, kinds)).live()
 
 
 class AgentTables:
     """The tables, in aggregators."""
 
-    def __init__(self, agent: TableAgent) -> None:
-        self._agent = agent
+    def __init__(self, agent: TableAgent, tables: Mapping[str, Table]) -> None:
+        self._agent, self._tables = agent, tables
 
     @property
     def number(self) -> int:
@@ -95,9 +96,15 @@ class AgentTables:
     def read_rows(self, name: str, rows: RowNumbers) -> Floats:
         return self._agent.rows(name, rows)
 
-    def apply(self, number: int, deltas: Mapping[str, Update]) -> None:
+    def apply(
+        self,
+        number: int,
+        deltas: Mapping[str, Update],
+        counts: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
         assert number == self._agent.iteration + 1, (number, self._agent.iteration)
-        self._agent.add(deltas)
+        hypers = {name: self._tables[name].rule.hyper(count) for name, count in counts.items()}
+        self._agent.add(deltas, hypers)
 
 
 class _Process:
@@ -124,8 +131,8 @@ class _Process:
         self._recent: deque[tuple[float, int]] = deque()
         """When the last iterations ended."""
         self.host = Host(
-            app, AgentTables(agent), lambda run: HostFolder(self._folder, run, agent.rank),
-            self._send,
+            app, AgentTables(agent, app.tables),
+            lambda run: HostFolder(self._folder, run, agent.rank), self._send,
         )  # fmt: skip
 
     def live(self) -> Any:

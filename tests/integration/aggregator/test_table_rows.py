@@ -17,10 +17,12 @@ from tests.integration.aggregator.test_mode_kills import POINTS, travel
 
 from slackwater.agent.table_agent import TableAgent
 from slackwater.agent.table_rows import RowUpdates
+from slackwater.agent.worker_bucket import TableKind
 
 LAYOUT = "slackwater.common.domains.slots.layout"
 pytestmark = [pytest.mark.live, pytest.mark.timeout(240)]
 
+SPARSE = {"t": TableKind(sparse=True)}
 WORKERS, ROWS, WIDTH = 2, 3_000, 700
 SHARED = 2
 """Rows whose number leaves this, divided by three, are added to by both; others by one rank."""
@@ -55,7 +57,7 @@ class Adders:
         rng = np.random.default_rng(rank)
         try:
             with TableAgent(
-                {"t": np.zeros((ROWS, WIDTH), np.float32)}, ["t"], url=self.url, job="j1",
+                {"t": np.zeros((ROWS, WIDTH), np.float32)}, SPARSE, url=self.url, job="j1",
                 rank=rank, workers=WORKERS, transport=self.transport, deadline_s=60.0,
             ) as agent:  # fmt: skip
                 while not self.over.is_set():
@@ -149,7 +151,7 @@ async def test_a_billion_reads_beside_updates_see_no_torn_row(lab: Any) -> None:
     def live(rank: int) -> None:
         try:
             with TableAgent(
-                {"t": np.zeros((count, width), np.float32)}, ["t"], url=lab.supervisor.url,
+                {"t": np.zeros((count, width), np.float32)}, SPARSE, url=lab.supervisor.url,
                 job="j1", rank=rank, workers=WORKERS, transport="shm", deadline_s=60.0,
             ) as agent:  # fmt: skip
                 if rank == 0:

@@ -9,7 +9,6 @@ from slackwater.agent import patience
 from slackwater.agent.patience import Patience, missing
 from slackwater.agent.worker_bucket import Waiter, WorkerBucket
 from slackwater.common.base.errors import SlackwaterError
-from slackwater.common.domains.slots.rules import Hyper
 from slackwater.schemas.base import JobId
 from slackwater.schemas.job_requests import MissingRanks
 from slackwater.schemas.jobs import Consistency, TensorSpec, UpdateRule
@@ -49,9 +48,7 @@ class Told:
         self.failed: list[SlackwaterError] = []
         self.patience = Patience("job j, rank 0", 0, self._start, self.failed.append)
         layout = BucketLayout(index=0, first=0, count=1, elements=1)
-        self.bucket = WorkerBucket(
-            layout, (TensorSpec(name="w", shape=(1,)),), Hyper.of(UpdateRule())
-        )
+        self.bucket = WorkerBucket(layout, (TensorSpec(name="w", shape=(1,)),), UpdateRule())
         self.bucket.version, self.bucket.iteration = 0, 1
         self.waiter = Waiter([self.bucket])
 

@@ -11,7 +11,7 @@ from slackwater.agent.attachment import Array, Attached
 from slackwater.agent.worker_bucket import WorkerBucket, check_gradient, read_tensors
 from slackwater.common.base.errors import Rejected
 from slackwater.common.domains.slots.frames import PushRefused
-from slackwater.common.domains.slots.rules import Floats, Hyper
+from slackwater.common.domains.slots.rules import Floats
 from slackwater.schemas.jobs import TensorSpec, UpdateRule
 from slackwater.schemas.placement import BucketLayout
 
@@ -45,9 +45,7 @@ class Arrays:
 
 
 def made_bucket(slots: Arrays) -> WorkerBucket:
-    made = WorkerBucket(
-        BucketLayout(index=0, first=0, count=2, elements=7), SPECS, Hyper.of(UpdateRule())
-    )
+    made = WorkerBucket(BucketLayout(index=0, first=0, count=2, elements=7), SPECS, UpdateRule())
     made.adopt(slots)
     made.version = 0
     return made
@@ -139,9 +137,7 @@ def test_parameters_are_shaped_and_cannot_be_written() -> None:
 
 def test_a_layout_of_another_size_is_refused() -> None:
     with pytest.raises(Rejected, match="bucket 4 has 8 elements, its tensors 7"):
-        WorkerBucket(
-            BucketLayout(index=4, first=0, count=2, elements=8), SPECS, Hyper.of(UpdateRule())
-        )
+        WorkerBucket(BucketLayout(index=4, first=0, count=2, elements=8), SPECS, UpdateRule())
 
 
 def test_gradients_of_two_bytes() -> None:

@@ -10,6 +10,7 @@ from slackwater.common.base.errors import Rejected
 from slackwater.common.base.packing import ARRAYS
 from slackwater.elastic import App, Asp, Bsp, Executor, Rotation, Ssp, Table
 from slackwater.elastic.app import checked, described
+from slackwater.elastic.rules import AdaGrad, Decay, NonNegative, SoftThreshold
 
 
 class Work(Executor):
@@ -35,6 +36,20 @@ def app(**fields: Any) -> App:
         ("tables", {"w": Table(2, 1.5)}, "width is 1.5"),  # type: ignore[arg-type]
         ("tables", {"w": Table(2, 2, sparse="all")}, "sparse is 'all'; give True"),  # type: ignore[arg-type]
         ("tables", {"w": Table(2, 2, dtype="int64")}, "dtype is 'int64'; choose float32 or int32"),
+        ("tables", {"w": Table(2, 2, rule="add")}, "w'].rule is 'add'; give Add(), NonNegative()"),  # type: ignore[arg-type]
+        ("tables", {"w": Table(2, 2, rule=SoftThreshold(-1.0))}, "w'].rule.by is -1.0; give a"),
+        (
+            "tables",
+            {"w": Table(2, 2, rule=Decay(1.5))},
+            "w'].rule.share is 1.5; give a number from 0 to 1",
+        ),
+        ("tables", {"w": Table(2, 2, rule=AdaGrad(np.nan))}, "w'].rule.rate is nan"),
+        (
+            "tables",
+            {"w": Table(2, 2, dtype="int32", rule=AdaGrad(1.0))},
+            "makes fractions of counts",
+        ),
+        ("tables", {"w": Table(2, 2, sparse=True, rule=Decay(0.1))}, "let it not be sparse"),
         ("driver", None, "driver is not a Driver"),
         ("Executor", object, "Executor is not a class of Executors"),
         ("Executor", Executor, "Executor has no run()"),
@@ -51,6 +66,8 @@ def test_a_right_program_is_described_in_a_line() -> None:
         "Mine: 2 executors; tables w 3 x 2 float32, n 1 x 4 int32; Ssp(1, 0)"
     )
     assert whole.executor(1).number == 1
+    shrinking = checked(app(tables={"w": Table(3, 2, rule=SoftThreshold(0.5))}))
+    assert described(shrinking).split("; ")[1] == "tables w 3 x 2 float32 SoftThreshold(by=0.5)"
 
 
 def test_first_values() -> None:
@@ -60,6 +77,8 @@ def test_first_values() -> None:
         Table(1, 3, init=np.ones(3)).first_values("w")
     with pytest.raises(Rejected, match="not all finite"):
         Table(1, 1, init=[[np.inf]]).first_values("w")
+    with pytest.raises(Rejected, match=r"table w: an initial value is negative, which NonNegative"):
+        Table(1, 1, init=[[-1.0]], rule=NonNegative()).first_values("w")
 
 
 @pytest.mark.parametrize("wrong", [0, -1, 1.0, None, True])

@@ -31,10 +31,12 @@ def test_the_newest_sealed_batch_is_found(files: HostFolder | MemoryFiles) -> No
     assert files.sealed() is None
     for number in (1, 2):
         deltas = {"w": np.full((2, 3), number, np.float32)}
-        files.seal(Batch(number, (Completion(order=number, result=b"x"),), deltas))
+        done = (Completion(order=number, result=b"x"),)
+        files.seal(Batch(number, done, deltas, {"w": number + 1}))
     found = files.sealed()
     assert found is not None
     assert (found.number, found.completions) == (2, (Completion(order=2, result=b"x"),))
+    assert found.counts == {"w": found.number + 1}
     assert found.deltas["w"].dtype == np.float32
     assert found.deltas["w"].tolist() == [[2] * 3] * 2
 

@@ -12,14 +12,16 @@ from slackwater.common.base.errors import Rejected
 from slackwater.common.domains.slots.rules import Floats
 from slackwater.elastic.app import EXACT_MAX, Table
 from slackwater.elastic.cache import TableCache
+from slackwater.elastic.rules import ADD, AdaGrad, NonNegative, SoftThreshold, TableRule
 
 
 class Store:
     """The tables elsewhere."""
 
-    def __init__(self, *, sparse: bool) -> None:
+    def __init__(self, *, sparse: bool, rule: TableRule = ADD) -> None:
+        self.rule = rule
         tables = {
-            "w": Table(4, 2, sparse=sparse),
+            "w": Table(4, 2, sparse=sparse, rule=rule),
             "n": Table(3, 1, dtype="int32", sparse=sparse),
         }
         self.values = {name: table.first_values(name) for name, table in tables.items()}
@@ -33,10 +35,12 @@ class Store:
 
     def flush(self) -> None:
         for name, delta in self.cache.log.items():
+            values, count = self.values[name], self.cache.counts.get(name, 1)
+            rule = self.rule if name == "w" and self.rule.shows else ADD
             if isinstance(delta, RowUpdates):
-                self.values[name][delta.rows] += delta.values
+                values[delta.rows] = rule.after(values[delta.rows], delta.values, count)
             else:
-                self.values[name] += delta
+                self.values[name] = rule.after(values, delta, count)
         self.cache.sent()
 
 
@@ -86,16 +90,20 @@ def test_updates_of_a_task_count_once_it_is_complete(sparse: bool) -> None:
 
 @given(
     st.lists(st.sampled_from(["add", "complete", "discard", "flush", "other", "read", "clear"])),
-    st.booleans(),
+    st.sampled_from([(False, ADD, 1), (True, NonNegative(), 1), (False, SoftThreshold(2.0), 3)]),
 )
-def test_reads_are_what_was_read_plus_all_of_our_own(steps: list[str], by_rows: bool) -> None:
-    """However adds, flushes and others' updates follow one another."""
-    store = Store(sparse=by_rows)
+def test_reads_are_what_was_read_plus_all_of_our_own(
+    steps: list[str], kind: tuple[bool, TableRule, int]
+) -> None:
+    """However adds, flushes and others' updates follow one another; and each update has its own
+    threshold."""
+    by_rows, rule, added = kind
+    store = Store(sparse=by_rows, rule=rule)
     own, task, version = 0.0, 0.0, 0
     seen = 0.0
     for step in steps:
         if step == "add":
-            store.cache.update("w", np.ones((4, 2)), None)
+            store.cache.update("w", np.full((4, 2), added), None)
             task += 1
         elif step == "complete":
             store.cache.complete()
@@ -117,6 +125,23 @@ def test_reads_are_what_was_read_plus_all_of_our_own(steps: list[str], by_rows: 
             assert value // 100 == version
             assert value - task >= seen, "what was complete stays"
             seen = value - task
+
+
+def test_what_adagrad_makes_of_an_update_is_read_once_it_was_sent(sparse: bool) -> None:
+    store = Store(sparse=sparse, rule=AdaGrad(1.0))
+    store.cache.update("w", [[1, 2]], [3])
+    store.cache.complete()
+    assert not store.cache.get("w", [3], 0).any(), "the host has not the sums of squares"
+    store.flush()
+    assert store.cache.get("w", [3], 0).tolist() == [[1, 2]], "whatever the store made of it"
+
+
+def test_a_table_that_shrinks_takes_no_update_of_some_rows() -> None:
+    cache = Store(sparse=False, rule=SoftThreshold(1.0)).cache
+    with pytest.raises(
+        Rejected, match=r"table w: SoftThreshold\(by=1.0\) takes updates of all rows"
+    ):
+        cache.update("w", [[1, 2]], [3])
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ STEP = st.tuples(
 )
 
 
-@pytest.mark.parametrize("rule", ["sgd", "adagrad"])
+@pytest.mark.parametrize("rule", ["sgd", "adagrad", "nonnegative"])
 @settings(max_examples=150, deadline=None)
 @given(steps=st.lists(STEP, min_size=1, max_size=12))
 def test_rows_count_as_in_a_push_of_all_elements(

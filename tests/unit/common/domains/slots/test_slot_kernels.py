@@ -44,6 +44,7 @@ hypers = st.builds(
     epsilon=st.floats(1e-10, 1e-3),
     weight_decay=st.floats(0.0, 0.1),
     momentum_decay=st.floats(0.0, 1.0),
+    threshold=st.floats(0.0, 2.0),
 )
 
 
@@ -166,7 +167,7 @@ def test_every_half_and_bfloat16_that_is_not_finite_is_found() -> None:
 def exact(rule: str, g: Any, p: Any, states: list[Any], hyper: Hyper, t: int) -> tuple[Any, Any]:
     """The rule in float64, and how much its float32 result may differ: a few roundings of what
     goes into it."""
-    lr, mu, b1, b2, eps, wd, psi = hyper
+    lr, mu, b1, b2, eps, wd, psi, c = hyper
     size = np.abs(g)
     if rule == "sum":
         return g, size
@@ -174,6 +175,11 @@ def exact(rule: str, g: Any, p: Any, states: list[Any], hyper: Hyper, t: int) ->
         g, size = g + wd * p, size + np.abs(wd * p)
     if rule == "sgd":
         return p - lr * g, np.abs(p) + lr * size
+    if rule == "nonnegative":
+        return np.maximum(p - lr * g, 0), np.abs(p) + lr * size
+    if rule == "soft_threshold":
+        q = p - lr * g
+        return np.sign(q) * np.maximum(np.abs(q) - c, 0), np.abs(p) + lr * size + c
     if rule in ("momentum", "nesterov"):
         m = mu * states[0] + g
         size = size + np.abs(mu * states[0])
@@ -211,7 +217,7 @@ def exact(rule: str, g: Any, p: Any, states: list[Any], hyper: Hyper, t: int) ->
 def test_float64_agrees_within_a_few_roundings(rule: str, dtype: DType) -> None:
     rng = np.random.default_rng(7)
     size, workers, t = 20_000, 2, 5
-    hyper = Hyper(0.05, weight_decay=0.01)
+    hyper = Hyper(0.05, weight_decay=0.01, threshold=0.25)
     gradients = [
         stored(rng.standard_normal(size).astype(np.float32), dtype) for _ in range(workers)
     ]

@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 from math import prod
+from typing import Any
 
 import msgspec
 import pytest
@@ -15,14 +16,23 @@ from slackwater.common.domains.slots.layout import (
     TINY_MAX,
     TINY_PART,
     Geometry,
+    bucket_plan,
     bucket_tensors,
     plan_buckets,
+    rule_names,
     size_bytes,
 )
+from slackwater.common.domains.slots.region import SlotRegion
 from slackwater.common.domains.slots.rules import RULES
 from slackwater.loadgen import models
-from slackwater.schemas.base import WORKERS_MAX
-from slackwater.schemas.jobs import TensorSpec
+from slackwater.schemas.base import WORKERS_MAX, JobId
+from slackwater.schemas.jobs import TensorSpec, UpdateRule, first_difference
+from slackwater.schemas.placement import JobPlan
+
+PLAN = JobPlan(
+    job=JobId("j1"), workers=2, gradient_dtype="float32", update=UpdateRule(), layout_epoch=0,
+    token="00" * 16,
+)  # fmt: skip
 
 shapes = st.lists(st.integers(1, 700), min_size=1, max_size=2)
 tensor_lists = st.lists(shapes, min_size=1, max_size=30).map(
@@ -147,3 +157,45 @@ def test_a_large_tensor_is_divided_and_the_tiny_ones_stay_with_its_end() -> None
     wrong = msgspec.structs.replace(buckets[1], elements=1_000_000)
     assert bucket_tensors(wrong, tensors) == tensors[1:2]
     assert plan_buckets(tensors, divide_bytes=64_000_000) == plan_buckets(tensors)
+
+
+def test_tensors_of_different_rules_never_share_and_a_region_keeps_its_own_states() -> None:
+    tensors = (
+        TensorSpec(name="a", shape=(3,)),
+        TensorSpec(name="b", shape=(3,), update=UpdateRule(name="adagrad")),
+        TensorSpec(name="c", shape=(3,), update=UpdateRule(name="nonnegative")),
+        TensorSpec(name="d", shape=(3,), update=UpdateRule(name="nonnegative")),
+    )
+    buckets = plan_buckets(tensors)
+    assert [bucket.count for bucket in buckets] == [1, 1, 2]
+    assert rule_names(PLAN, tensors) == ["adagrad", "nonnegative", "sgd"]
+    found = []
+    for bucket in buckets:
+        own = bucket_tensors(bucket, tensors)
+        memory = bytearray(SlotRegion.nbytes_of(PLAN, bucket, own))
+        made = SlotRegion.format(memory, PLAN, bucket, tensors, 0)
+        opened = SlotRegion.open(memory)
+        assert opened.plan == made.plan == bucket_plan(PLAN, own)
+        found.append((opened.plan.update.name, opened.geometry.states))
+    assert found == [("sgd", 0), ("adagrad", 1), ("nonnegative", 0)]
+
+
+@pytest.mark.parametrize(
+    ("other", "named"),
+    [
+        ({"group": 1}, "tensor 0, w, has another group in the job's list"),
+        ({"update": UpdateRule(name="nonnegative")}, "tensor 0, w, has another update"),
+        ({"shape": (2, 3)}, "tensor 0 is w [2, 3], but w [3, 2] in the job's list"),
+    ],
+)
+def test_ranks_that_describe_a_tensor_differently_are_told_in_what(
+    other: dict[str, Any], named: str
+) -> None:
+    mine = TensorSpec(name="w", shape=(3, 2))
+    assert first_difference((mine,), (mine,)) == ""
+    assert named in first_difference((mine,), (msgspec.structs.replace(mine, **other),))
+
+
+def test_a_tensor_has_no_rule_that_is_all_of_a_jobs() -> None:
+    with pytest.raises(ValueError, match="the rule sum is of all tensors of a job"):
+        TensorSpec(name="w", shape=(1,), update=UpdateRule(name="sum"))
