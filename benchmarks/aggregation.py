@@ -41,7 +41,7 @@ from figures import Figure, Row, Skipped, favour, show, spread, write_json
 from slackwater.agent import Agent
 from slackwater.common.domains.slots.folding import replay
 from slackwater.common.embedded import ClusterOptions, EmbeddedCluster
-from slackwater.schemas.jobs import UpdateRule
+from slackwater.schemas.tensors import UpdateRule
 
 PEERS = Path(__file__).with_name("aggregation_peers.py")
 RULE = UpdateRule(name="momentum", learning_rate=1e-4, momentum=0.9)

@@ -22,7 +22,7 @@ from figures import Figure, Row, Skipped, show, write_json
 from slackwater.agent import Agent
 from slackwater.common.domains.slots.rules import RULES
 from slackwater.loadgen import models
-from slackwater.schemas.jobs import UpdateRule
+from slackwater.schemas.tensors import UpdateRule
 
 SETTLE_S = 20.0
 """A job that ended is dropped within this."""

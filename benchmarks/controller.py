@@ -27,9 +27,10 @@ from slackwater.loadgen.simulator.pool.world import MASTER, World
 from slackwater.schemas.base import JobId, Message
 from slackwater.schemas.job_events import JobEvent
 from slackwater.schemas.job_requests import CancelJob, RegisterJob
-from slackwater.schemas.jobs import JobSpec, TensorSpec
+from slackwater.schemas.jobs import JobSpec
 from slackwater.schemas.placement import Profile
 from slackwater.schemas.telemetry import JobProfiled, WindowMeasured
+from slackwater.schemas.tensors import TensorSpec
 from slackwater.services.controller.config import ControllerConfig
 from slackwater.services.controller.core import Controller
 from slackwater.services.master.config import MasterConfig

@@ -35,7 +35,7 @@ from slackwater.common.transport.devices import device_named
 from slackwater.common.transport.gpu import DeviceArray, DeviceRegion
 from slackwater.common.transport.region import Region
 from slackwater.common.transport.shm import ShmFabric
-from slackwater.schemas.jobs import DType
+from slackwater.schemas.tensors import DType
 
 Update = Callable[[], object]
 CASES: list[tuple[str, DType, int]] = [

@@ -20,7 +20,7 @@ from figures import Figure, favour, show, write_json
 from slackwater.common.domains.slots import kernels, rules
 from slackwater.common.domains.slots.folding import CHUNK_ELEMENTS
 from slackwater.common.domains.slots.rules import RULES, Hyper
-from slackwater.schemas.jobs import DType
+from slackwater.schemas.tensors import DType
 
 WORKERS = 2
 Update = Callable[[], object]

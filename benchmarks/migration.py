@@ -43,7 +43,7 @@ from slackwater.loadgen.emulate import Emulation, iterate
 from slackwater.loadgen.replay.workload import COMPUTE_S
 from slackwater.schemas import placement
 from slackwater.schemas.base import ClusterId
-from slackwater.schemas.jobs import UpdateRule
+from slackwater.schemas.tensors import UpdateRule
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests/integration/aggregator"))

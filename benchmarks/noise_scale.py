@@ -33,8 +33,8 @@ from slackwater.common.domains.slots.region import SlotRegion
 from slackwater.common.domains.slots.rules import RULES, Hyper
 from slackwater.common.embedded import ClusterOptions, EmbeddedCluster
 from slackwater.schemas.base import JobId
-from slackwater.schemas.jobs import DType, TensorSpec, UpdateRule
 from slackwater.schemas.placement import JobPlan
+from slackwater.schemas.tensors import DType, TensorSpec, UpdateRule
 
 WORKERS = (2, 4, 8)
 BATCH, HIDDEN, INPUTS, CLASSES = 64, 48, 65, 10

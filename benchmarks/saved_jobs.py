@@ -35,7 +35,8 @@ from slackwater.common.shell.client import Client, connect
 from slackwater.schemas import subjects
 from slackwater.schemas.job_events import JobEvent
 from slackwater.schemas.job_states import JobState
-from slackwater.schemas.jobs import JobSpec, UpdateRule
+from slackwater.schemas.jobs import JobSpec
+from slackwater.schemas.tensors import UpdateRule
 
 GOAL_PAUSE: Final = 0.01 * 60.0
 GIVE_UP_S: Final = 180.0

@@ -22,7 +22,8 @@ from figures import Figure, Row, show, spread, this_command, write_json
 from slackwater.common.embedded import ClusterOptions, EmbeddedCluster
 from slackwater.common.shell.client import Client, connect
 from slackwater.schemas.job_states import TERMINAL_STATES
-from slackwater.schemas.jobs import STATE_COPIES, JobSpec, UpdateRule
+from slackwater.schemas.jobs import STATE_COPIES, JobSpec
+from slackwater.schemas.tensors import UpdateRule
 
 GOAL = 1.1
 GIVE_UP_S = 120.0

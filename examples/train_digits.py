@@ -23,7 +23,7 @@ from sklearn.datasets import load_digits
 from slackwater import Agent
 from slackwater.common.base.errors import SlackwaterError
 from slackwater.common.embedded import ClusterOptions, EmbeddedCluster
-from slackwater.schemas.jobs import UpdateRule
+from slackwater.schemas.tensors import UpdateRule
 
 BATCH = 128
 HIDDEN = 32

@@ -33,7 +33,7 @@ from slackwater.agent import Agent
 from slackwater.common.base.errors import Rejected, SlackwaterError
 from slackwater.common.domains.slots.rules import RULES
 from slackwater.loadgen import models
-from slackwater.schemas.jobs import DType, TensorSpec, UpdateRule
+from slackwater.schemas.tensors import DType, TensorSpec, UpdateRule
 
 POOL_ELEMENTS: Final = 262_147
 """A prime near 2^18: the pool stays in the cache, and no two large tensors repeat in step."""

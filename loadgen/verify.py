@@ -24,7 +24,7 @@ from slackwater.loadgen.emulate import (
     gradient_slice,
     initial,
 )
-from slackwater.schemas.jobs import UpdateRule
+from slackwater.schemas.tensors import UpdateRule
 
 
 @dataclass(frozen=True, slots=True)

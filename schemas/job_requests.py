@@ -24,9 +24,10 @@ from slackwater.schemas.base import (
 )
 from slackwater.schemas.hangs import Hang
 from slackwater.schemas.job_states import JobState
-from slackwater.schemas.jobs import JobRecord, JobSpec, TensorSpec, UpdateRule, check_elements
+from slackwater.schemas.jobs import JobRecord, JobSpec
 from slackwater.schemas.progress import JobProgress, ProgramProgress, TuningPoint
 from slackwater.schemas.tenants import Tenant
+from slackwater.schemas.tensors import TensorSpec, UpdateRule, check_elements
 
 Address = Annotated[str, msgspec.Meta(max_length=259)]
 

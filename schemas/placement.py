@@ -36,17 +36,8 @@ from slackwater.schemas.base import (
     cut_texts,
 )
 from slackwater.schemas.cluster import Addresses, Aggregators
-from slackwater.schemas.jobs import (
-    ELEMENTS_MAX,
-    STATE_COPIES,
-    Consistency,
-    DType,
-    JobSpec,
-    Staleness,
-    TensorSpec,
-    UpdateRule,
-    check_elements,
-)
+from slackwater.schemas.jobs import STATE_COPIES, Consistency, JobSpec, Staleness
+from slackwater.schemas.tensors import ELEMENTS_MAX, DType, TensorSpec, UpdateRule, check_elements
 
 Fraction = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 Positions = Annotated[tuple[Fraction, ...], msgspec.Meta(max_length=BUCKETS_MAX)]

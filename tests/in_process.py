@@ -31,8 +31,9 @@ from slackwater.common.domains.slots.region import SlotRegion
 from slackwater.common.domains.slots.tokens import process_token
 from slackwater.common.transport.region import Region
 from slackwater.schemas.base import AggregatorId, JobId
-from slackwater.schemas.jobs import JobSpec, TensorSpec
+from slackwater.schemas.jobs import JobSpec
 from slackwater.schemas.placement import BucketPlace, Endpoint, JobPlan, Located
+from slackwater.schemas.tensors import TensorSpec
 from slackwater.services.aggregator.bucket import Bucket
 from slackwater.services.aggregator.core import AggregatorCore
 from slackwater.services.aggregator.executor import Task, at_once, execute

@@ -19,7 +19,7 @@ from slackwater.loadgen.models.language import awd_lm, bert_large
 from slackwater.loadgen.models.network import Layer, Network
 from slackwater.loadgen.models.plain import alexnet, vgg
 from slackwater.loadgen.models.resnet import resnet
-from slackwater.schemas.jobs import TensorSpec
+from slackwater.schemas.tensors import TensorSpec
 
 __all__ = [
     "Layer",

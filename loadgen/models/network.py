@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import ceil, prod
 from typing import Literal
 
-from slackwater.schemas.jobs import TensorSpec
+from slackwater.schemas.tensors import TensorSpec
 
 Padding = Literal["same", "valid"]
 Norm = Literal["none", "bias", "shift", "scale-shift"]

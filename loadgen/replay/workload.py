@@ -15,7 +15,8 @@ import msgspec
 from slackwater.common.base.errors import Rejected
 from slackwater.loadgen import models
 from slackwater.loadgen.traces.record import TraceJob
-from slackwater.schemas.jobs import Aggregation, Consistency, JobSpec, Staleness, UpdateRule
+from slackwater.schemas.jobs import Aggregation, Consistency, JobSpec, Staleness
+from slackwater.schemas.tensors import UpdateRule
 
 COMPUTE_S = {
     "alexnet": 0.13,

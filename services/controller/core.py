@@ -58,7 +58,6 @@ from slackwater.schemas.cluster import (
     DrainAggregator,
     RestoreAggregator,
 )
-from slackwater.schemas.jobs import first_difference
 from slackwater.schemas.placement import (
     BucketPlace,
     JobPlacement,
@@ -71,6 +70,7 @@ from slackwater.schemas.placement import (
     WorkerDone,
 )
 from slackwater.schemas.telemetry import JobProfiled, WindowMeasured
+from slackwater.schemas.tensors import first_difference
 from slackwater.services.controller import (
     assignment,
     checkpoints,

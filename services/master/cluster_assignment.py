@@ -12,8 +12,9 @@ from slackwater.schemas import subjects
 from slackwater.schemas.base import CONFLICT, NOT_FOUND, RUNS_MAX, ClusterId, JobId, Refused
 from slackwater.schemas.job_requests import JobRegistered, RegisterJob
 from slackwater.schemas.job_states import STATE_SAID
-from slackwater.schemas.jobs import JobRecord, JobSpec, largest_share
+from slackwater.schemas.jobs import JobRecord, JobSpec
 from slackwater.schemas.placement import PlaceJob
+from slackwater.schemas.tensors import largest_share
 from slackwater.services.master.admission import Hold, aggregates, beyond_quota, limits_of
 from slackwater.services.master.explain import NO_CONTROLLER
 from slackwater.services.master.gangs import processes

@@ -17,8 +17,9 @@ from slackwater.schemas.job_states import (
     WAITING_STATES,
     JobState,
 )
-from slackwater.schemas.jobs import JobRecord, JobSpec, TensorSpec, UpdateRule, first_difference
+from slackwater.schemas.jobs import JobRecord, JobSpec
 from slackwater.schemas.progress import JobProgress
+from slackwater.schemas.tensors import TensorSpec, UpdateRule, first_difference
 from slackwater.schemas.usage import DayUse
 from slackwater.schemas.virtual_ranks import check_virtual_ranks
 from slackwater.services.master.config import MasterConfig

@@ -10,7 +10,7 @@ from typing import Final
 
 from slackwater.schemas import subjects
 from slackwater.schemas.job_states import HOLDING_STATES
-from slackwater.schemas.jobs import TensorSpec
+from slackwater.schemas.tensors import TensorSpec
 from slackwater.schemas.traffic import SIZES_MAX, TRUST, JobTraffic, TrafficObserved
 from slackwater.services.master.gangs import processes
 from slackwater.services.master.state import State

@@ -12,7 +12,7 @@ from slackwater.common.shell.client import Client, connect
 from slackwater.loadgen.replay import session
 from slackwater.loadgen.replay.proof import mismatch
 from slackwater.loadgen.replay.workload import PlannedJob, Workload, emulated
-from slackwater.schemas.jobs import UpdateRule
+from slackwater.schemas.tensors import UpdateRule
 
 # Slow: three times as long as a controller waits for a silent aggregator, and a cluster's start.
 pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.timeout(180)]

@@ -10,8 +10,8 @@ import msgspec
 from slackwater.common.base import codec
 from slackwater.common.base.errors import DecodeRejected
 from slackwater.common.domains.slots.layout import plan_buckets
-from slackwater.schemas.jobs import TensorSpec
 from slackwater.schemas.placement import HostBuckets
+from slackwater.schemas.tensors import TensorSpec
 
 inspect = msgspec.inspect
 IDS = ["a1", "a2", "a3", "c0", "c1", "m0", "s1", "w1", "d1", "j1", "j2", "j3", "j4", "z" * 63]

@@ -13,7 +13,7 @@ import pytest
 
 from slackwater.common.domains.slots.gpu_source import KERNEL, source
 from slackwater.common.domains.slots.kernels import KERNEL_DTYPES
-from slackwater.schemas.jobs import DType
+from slackwater.schemas.tensors import DType
 
 SHIM = Path(__file__).with_name("shim.hpp")
 Pairs = list[tuple[Any, Any]]

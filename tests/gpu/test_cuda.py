@@ -13,7 +13,7 @@ from slackwater.common.domains.slots.rules import RULES, Hyper, scalars
 from slackwater.common.transport import gpu_cuda
 from slackwater.common.transport.gpu import Device, DeviceArray, DeviceRegion, copy_into
 from slackwater.common.transport.negotiate import probe
-from slackwater.schemas.jobs import DType
+from slackwater.schemas.tensors import DType
 
 pytestmark = pytest.mark.gpu
 PAIRS: list[tuple[str, DType]] = [(rule, dtype) for rule in RULES for dtype in KERNEL_DTYPES]

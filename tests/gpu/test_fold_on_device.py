@@ -8,12 +8,12 @@ from slackwater.common.domains.slots.gpu_kernels import DTYPES
 from slackwater.common.domains.slots.gpu_region import DeviceSlotRegion, load_region, make_region
 from slackwater.common.domains.slots.kernels import KERNEL_DTYPES
 from slackwater.common.domains.slots.layout import HEADER_BYTES, plan_buckets
-from slackwater.common.domains.slots.region import Hyper, SlotRegion
-from slackwater.common.domains.slots.rules import RULES
+from slackwater.common.domains.slots.region import SlotRegion
+from slackwater.common.domains.slots.rules import RULES, Hyper
 from slackwater.common.transport.gpu import Device, DeviceRegion
 from slackwater.schemas.base import JobId
-from slackwater.schemas.jobs import DType, TensorSpec, UpdateRule
 from slackwater.schemas.placement import JobPlan
+from slackwater.schemas.tensors import DType, TensorSpec, UpdateRule
 
 TENSORS = (TensorSpec(name="weight", shape=(50, 4)), TensorSpec(name="bias", shape=(9,)))
 PAIRS: list[tuple[str, DType]] = [(rule, dtype) for rule in RULES for dtype in KERNEL_DTYPES]

@@ -10,7 +10,7 @@ from tests.gpu.nvrtc import Nvrtc, all_found
 from slackwater.common.domains.slots.gpu_source import KERNEL, OPTIONS, source
 from slackwater.common.domains.slots.kernels import KERNEL_DTYPES
 from slackwater.common.domains.slots.rules import RULES
-from slackwater.schemas.jobs import DType
+from slackwater.schemas.tensors import DType
 
 PAIRS: list[tuple[str, DType]] = [(rule, dtype) for rule in RULES for dtype in KERNEL_DTYPES]
 H200 = 90

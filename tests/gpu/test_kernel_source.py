@@ -15,7 +15,7 @@ from tests.gpu.host_kernels import HostKernels, slots_of
 from slackwater.common.domains.slots.gpu_source import source, trace
 from slackwater.common.domains.slots.kernels import KERNEL_DTYPES, fold_chunk
 from slackwater.common.domains.slots.rules import RULES, Hyper, mean, scalars, step, widen
-from slackwater.schemas.jobs import DType
+from slackwater.schemas.tensors import DType
 
 PAIRS: list[tuple[str, DType]] = [(rule, dtype) for rule in RULES for dtype in KERNEL_DTYPES]
 hypers = st.builds(
@@ -133,7 +133,7 @@ def exact_adam(
     gradients: list[np.ndarray], p: Any, m: Any, v: Any, hyper: Hyper, t: int
 ) -> tuple[Any, Any]:
     """The rule in float64, and the terms that its float32 result rounds."""
-    lr, _, b1, b2, eps, wd, _ = hyper
+    lr, _, b1, b2, eps, wd, *_ = hyper
     g = sum(gradient.astype(np.float64) for gradient in gradients) / len(gradients) + wd * p
     size = sum(np.abs(gradient.astype(np.float64)) for gradient in gradients) + np.abs(wd * p)
     m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g * g

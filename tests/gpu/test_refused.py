@@ -13,7 +13,7 @@ from slackwater.common.shell.simulated_loop import run_simulated
 from slackwater.common.shell.world import SimWorld
 from slackwater.common.transport import devices, gpu_cuda
 from slackwater.common.transport.devices import device_named
-from slackwater.schemas.jobs import TensorSpec
+from slackwater.schemas.tensors import TensorSpec
 from slackwater.services.aggregator.config import AggregatorConfig
 from slackwater.services.aggregator.shell import Aggregator
 

@@ -28,7 +28,7 @@ from slackwater.schemas.base import AggregatorId, JobId, NodeId, Ok
 from slackwater.schemas.cluster import AggregatorHeartbeat, AllocationEvent
 from slackwater.schemas.job_events import JobEvent
 from slackwater.schemas.job_requests import FinishJob, JobRegistered, RegisterJob
-from slackwater.schemas.jobs import JobSpec, TensorSpec
+from slackwater.schemas.jobs import JobSpec
 from slackwater.schemas.placement import (
     BucketHeld,
     BucketsHeld,
@@ -44,6 +44,7 @@ from slackwater.schemas.placement import (
     WorkerDone,
 )
 from slackwater.schemas.telemetry import IterationsObserved, TaskCost, TasksObserved
+from slackwater.schemas.tensors import TensorSpec
 from slackwater.services.controller.config import ControllerConfig
 from slackwater.services.controller.shell import definition as controller_definition
 from slackwater.services.master.config import MasterConfig

@@ -35,7 +35,8 @@ from slackwater.common.store.memory import SeededStoreFaults
 from slackwater.common.transport.memory import MemoryChannel, MemoryFabric
 from slackwater.schemas.base import JobId, Ok
 from slackwater.schemas.job_requests import CancelJob, JobAccepted, SubmitJob
-from slackwater.schemas.jobs import JobSpec, TensorSpec, UpdateRule
+from slackwater.schemas.jobs import JobSpec
+from slackwater.schemas.tensors import TensorSpec, UpdateRule
 from slackwater.services.aggregator import executor
 from slackwater.services.controller.config import ControllerConfig
 from slackwater.services.controller.policies import demand

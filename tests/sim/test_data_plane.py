@@ -33,7 +33,7 @@ from slackwater.common.shell.world import SimWorld
 from slackwater.common.transport.memory import MemoryChannel, MemoryFabric
 from slackwater.schemas import subjects
 from slackwater.schemas.base import AggregatorId, ClusterId, JobId, Message, Ok, Refused
-from slackwater.schemas.jobs import JobSpec, TensorSpec, UpdateRule
+from slackwater.schemas.jobs import JobSpec
 from slackwater.schemas.placement import (
     BucketHeld,
     BucketLayout,
@@ -47,6 +47,7 @@ from slackwater.schemas.placement import (
     MigrateInit,
     TensorCopyDone,
 )
+from slackwater.schemas.tensors import TensorSpec, UpdateRule
 
 HOMES = ("a1", "a2")
 WORKERS = 2

@@ -17,7 +17,7 @@ from numba import types
 from numba.core import config
 from numba.extending import intrinsic, overload
 
-from slackwater.common.domains.slots.gradient_squares import EACH
+from slackwater.common.domains.slots.gradient_squares import EACH, MEAN, SECOND
 from slackwater.common.native.compiled import njit
 
 _RECIPROCAL: Final = np.uint32(0x7EF127EA)
@@ -26,6 +26,7 @@ _NEARLY_TWO: Final = np.float32(2.00168)
 _PART_ELEMENTS: Final = 8 * 1024
 """Squares that are added up in float32: of more, the sum would not be right to a millionth where
 vectors are narrow."""
+_MAGNITUDE: Final = np.uint32(0x7FFFFFFF)
 _PART: Final = np.uint64(_PART_ELEMENTS)
 
 
@@ -35,6 +36,20 @@ def bits(typing: Any, x: Any) -> Any:
         return builder.bitcast(arguments[0], ir.IntType(32))
 
     return types.uint32(types.float32), cast
+
+
+@njit
+def larger(largest, x):
+    """Return the larger of a magnitude, as bits, and that of a number."""
+    return max(largest, np.uint32(bits(x) & _MAGNITUDE))
+
+
+@njit
+def add(sums, each, mean, second):
+    """Add a part's squares to those of a fold."""
+    sums[EACH] += each
+    sums[MEAN] += mean
+    sums[SECOND] += second
 
 
 @intrinsic

@@ -35,7 +35,7 @@ from slackwater.common.domains.slots.rows import (
     width_of,
 )
 from slackwater.common.domains.slots.rules import RULES, Floats, Hyper, divisor, scalars, widen
-from slackwater.schemas.jobs import DType, UpdateRule
+from slackwater.schemas.tensors import DType, UpdateRule
 
 CHUNK_ELEMENTS: Final = limits.CHUNK_BYTES // PARAMETER_BYTES
 SHARED_CHUNK_ELEMENTS: Final = CHUNK_ELEMENTS // 4

@@ -16,7 +16,7 @@ import numpy as np
 from slackwater.common.domains.slots.gpu_source import KERNEL, OPTIONS, THREADS, source
 from slackwater.common.domains.slots.rules import Floats
 from slackwater.common.transport.gpu import Device, DeviceArray
-from slackwater.schemas.jobs import DType
+from slackwater.schemas.tensors import DType
 
 _WHOLE: Final = 2**62
 _BLOCKS_PER_MULTIPROCESSOR: Final = 8

@@ -16,8 +16,8 @@ from slackwater.common.domains.slots.region import RegionRecord, SlotRegion
 from slackwater.common.domains.slots.rules import STORED_DTYPES
 from slackwater.common.transport.gpu import Device, DeviceArray, DeviceMemory, DeviceRegion
 from slackwater.common.transport.region import Region
-from slackwater.schemas.jobs import TensorSpec
 from slackwater.schemas.placement import BucketLayout, JobPlan
+from slackwater.schemas.tensors import TensorSpec
 
 
 def slot_body(geometry: Geometry) -> tuple[int, int]:

@@ -18,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 
 from slackwater.common.domains.slots.rules import INVERSE, RULES, SCALARS, step
-from slackwater.schemas.jobs import DType
+from slackwater.schemas.tensors import DType
 
 OPTIONS: Final = ("--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true")
 """Belt and braces: the instructions round as they say whatever the options."""

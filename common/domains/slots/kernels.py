@@ -30,8 +30,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slackwater.common.domains.slots.elements import (
-    bits,
+    add,
     kernel,
+    larger,
     mean,
     parts,
     plus,
@@ -40,10 +41,7 @@ from slackwater.common.domains.slots.elements import (
     within,
 )
 from slackwater.common.domains.slots.gradient_squares import (
-    EACH,
     FLOOR,
-    MEAN,
-    SECOND,
     FoldSquares,
     Sums,
 )
@@ -68,31 +66,17 @@ from slackwater.common.domains.slots.rules import (
     Floats,
     R,
 )
-from slackwater.common.native.compiled import njit
-from slackwater.schemas.jobs import DType
+from slackwater.schemas.tensors import DType
 
 INFINITY: Final = 0x7F800000
 FUSED_WORKERS_MAX: Final = 4
 _SUM_ELEMENTS: Final = 64 * 1024
 """256 KiB of float32: the sum of many slots is read again from the second-level cache."""
-_MAGNITUDE: Final = np.uint32(0x7FFFFFFF)
 KERNEL_DTYPES: Final[dict[DType, type[np.generic]]] = {
     "float32": np.float32,
     "float16": np.uint16,
     "bfloat16": np.int16,
 }
-
-
-@njit
-def _add(sums, each, mean, second):
-    sums[EACH] += each
-    sums[MEAN] += mean
-    sums[SECOND] += second
-
-
-@njit
-def _larger(largest, x):
-    return max(largest, np.uint32(bits(x) & _MAGNITUDE))
 
 
 @kernel
@@ -109,9 +93,9 @@ def _sgd(slots, p, new_p, k, sums):
                 each = plus(each, squares)
                 large = plus(large, average * average)
             new_p[i] = value
-            largest = _larger(largest, value)
+            largest = larger(largest, value)
         if sums is not None:
-            _add(sums, each, large, 0.0)
+            add(sums, each, large, 0.0)
     return largest
 
 
@@ -131,9 +115,9 @@ def _momentum(slots, p, new_p, m, new_m, k, sums):
                 large = plus(large, average * average)
             new_m[i] = moment
             new_p[i] = value
-            largest = _larger(largest, value)
+            largest = larger(largest, value)
         if sums is not None:
-            _add(sums, each, large, 0.0)
+            add(sums, each, large, 0.0)
     return largest
 
 
@@ -153,9 +137,9 @@ def _nesterov(slots, p, new_p, m, new_m, k, sums):
                 large = plus(large, average * average)
             new_m[i] = moment
             new_p[i] = value
-            largest = _larger(largest, value)
+            largest = larger(largest, value)
         if sums is not None:
-            _add(sums, each, large, 0.0)
+            add(sums, each, large, 0.0)
     return largest
 
 
@@ -181,9 +165,9 @@ def _adam(slots, p, new_p, m, new_m, v, new_v, k, sums):
             new_m[i] = moment
             new_v[i] = square
             new_p[i] = value
-            largest = _larger(_larger(largest, value), square)
+            largest = larger(larger(largest, value), square)
         if sums is not None:
-            _add(sums, each, large, second)
+            add(sums, each, large, second)
     return largest
 
 
@@ -208,9 +192,9 @@ def _adamw(slots, p, new_p, m, new_m, v, new_v, k, sums):
             new_m[i] = moment
             new_v[i] = square
             new_p[i] = value
-            largest = _larger(_larger(largest, value), square)
+            largest = larger(larger(largest, value), square)
         if sums is not None:
-            _add(sums, each, large, second)
+            add(sums, each, large, second)
     return largest
 
 
@@ -236,9 +220,9 @@ def _nadam(slots, p, new_p, m, new_m, v, new_v, k, sums):
             new_m[i] = moment
             new_v[i] = square
             new_p[i] = value
-            largest = _larger(_larger(largest, value), square)
+            largest = larger(larger(largest, value), square)
         if sums is not None:
-            _add(sums, each, large, second)
+            add(sums, each, large, second)
     return largest
 
 
@@ -261,9 +245,9 @@ def _rmsprop(slots, p, new_p, v, new_v, k, sums):
                 second = plus(second, square)
             new_v[i] = square
             new_p[i] = value
-            largest = _larger(_larger(largest, value), square)
+            largest = larger(larger(largest, value), square)
         if sums is not None:
-            _add(sums, each, large, second)
+            add(sums, each, large, second)
     return largest
 
 
@@ -289,9 +273,9 @@ def _rmsprop_momentum(slots, p, new_p, v, new_v, m, new_m, k, sums):
             new_v[i] = square
             new_m[i] = moment
             new_p[i] = value
-            largest = _larger(_larger(largest, value), square)
+            largest = larger(larger(largest, value), square)
         if sums is not None:
-            _add(sums, each, large, second)
+            add(sums, each, large, second)
     return largest
 
 
@@ -319,9 +303,9 @@ def _rmsprop_centered(slots, p, new_p, v, new_v, m, new_m, a, new_a, k, sums):
             new_m[i] = moment
             new_a[i] = first
             new_p[i] = value
-            largest = _larger(_larger(largest, value), square)
+            largest = larger(larger(largest, value), square)
         if sums is not None:
-            _add(sums, each, large, second)
+            add(sums, each, large, second)
     return largest
 
 
@@ -344,9 +328,9 @@ def _adagrad(slots, p, new_p, h, new_h, k, sums):
                 second = plus(second, total)
             new_h[i] = total
             new_p[i] = value
-            largest = _larger(_larger(largest, value), total)
+            largest = larger(larger(largest, value), total)
         if sums is not None:
-            _add(sums, each, large, second)
+            add(sums, each, large, second)
     return largest
 
 
@@ -365,9 +349,9 @@ def _nonnegative(slots, p, new_p, k, sums):
                 each = plus(each, squares)
                 large = plus(large, average * average)
             new_p[i] = value
-            largest = _larger(largest, value)
+            largest = larger(largest, value)
         if sums is not None:
-            _add(sums, each, large, 0.0)
+            add(sums, each, large, 0.0)
     return largest
 
 
@@ -387,9 +371,9 @@ def _soft_threshold(slots, p, new_p, k, sums):
                 each = plus(each, squares)
                 large = plus(large, average * average)
             new_p[i] = value
-            largest = _larger(largest, value)
+            largest = larger(largest, value)
         if sums is not None:
-            _add(sums, each, large, 0.0)
+            add(sums, each, large, 0.0)
     return largest
 
 
@@ -405,7 +389,7 @@ def _total(slots, p, new_p, k, sums):
                 each = plus(each, squares)
                 large = plus(large, average * average)
         if sums is not None:
-            _add(sums, each, large, 0.0)
+            add(sums, each, large, 0.0)
     return np.uint32(0)  # Any value counts.
 
 

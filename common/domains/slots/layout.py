@@ -24,8 +24,8 @@ import msgspec
 from slackwater.common.base import limits
 from slackwater.common.domains.slots.rules import RULES
 from slackwater.schemas.base import WORKERS_MAX
-from slackwater.schemas.jobs import DType, TensorSpec
 from slackwater.schemas.placement import BucketLayout, JobPlan
+from slackwater.schemas.tensors import DType, TensorSpec
 
 PAGE: Final = 4096
 WORD: Final = 8
@@ -322,8 +322,3 @@ class Geometry:
     def _check(self, rank: int) -> None:
         if not 0 <= rank < self.workers:
             raise IndexError(f"rank {rank} of {self.workers} workers")
-
-
-def size_bytes(elements: int, workers: int, dtype: DType, rule: str) -> int:
-    """A region without the record at its end."""
-    return Geometry(elements, workers, dtype, RULES[rule].states).nbytes

@@ -46,19 +46,16 @@ from slackwater.common.domains.slots.layout import (
     element_count,
     own_tensors,
     pages,
-    size_bytes,
 )
 from slackwater.common.domains.slots.rows import Lacking
 from slackwater.common.domains.slots.rules import STORED_DTYPES, Floats, Hyper
 from slackwater.common.domains.slots.sizes import SIZES, Sizes
 from slackwater.schemas.base import Record
-from slackwater.schemas.jobs import TensorSpec
 from slackwater.schemas.placement import BucketLayout, JobPlan, Tensors
+from slackwater.schemas.tensors import TensorSpec
 
 if TYPE_CHECKING:
     from slackwater.common.domains.slots.gpu_kernels import FoldKernels
-
-__all__ = ["Geometry", "Hyper", "SlotRegion", "owner_word", "size_bytes"]
 
 Buffer = memoryview | bytearray
 Words = NDArray[np.uint64]
@@ -108,6 +105,7 @@ class RegionRecord(Record, kw_only=True, frozen=True):
     """The bucket's own."""
 
 
+_encode = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder(RegionRecord)
 
 
@@ -154,9 +152,8 @@ class SlotRegion:
     @staticmethod
     def nbytes_of(plan: JobPlan, bucket: BucketLayout, tensors: Sequence[TensorSpec]) -> int:
         """The size to make a buffer of, its record included. `tensors`: the bucket's own."""
-        plan = bucket_plan(plan, tensors)
-        record = _encode(plan, bucket, tensors)
-        return Geometry.of(plan, bucket).nbytes + pages(len(record))
+        record = _record(plan, bucket, tensors)
+        return Geometry.of(record.plan, bucket).nbytes + pages(len(_encode(record)))
 
     @classmethod
     def format(
@@ -170,14 +167,14 @@ class SlotRegion:
     ) -> "SlotRegion":
         """Make a fresh, uninitialised region in zeroed memory. `tensors`: the bucket's own, or the
         job's whole list. Raises Rejected when the tensors are not the bucket's."""
-        own = own_tensors(bucket, tuple(tensors))
+        record = _record(plan, bucket, tensors)
+        own, plan = record.tensors, record.plan
         if len(own) != bucket.count or sum(map(element_count, own)) != bucket.elements:
             raise Rejected(
                 f"job {plan.job}, bucket {bucket.index}: its tensors do not have the "
                 f"{bucket.elements} elements that its layout says"
             )
-        plan = bucket_plan(plan, own)
-        encoded = _encode(plan, bucket, own)
+        encoded = _encode(record)
         offset = Geometry.of(plan, bucket).nbytes
         if len(buffer) < offset + len(encoded):
             raise Rejected(
@@ -186,7 +183,7 @@ class SlotRegion:
             )
         buffer[offset : offset + len(encoded)] = encoded
         identity = secrets.token_bytes(16)
-        region = cls(buffer, RegionRecord(plan=plan, bucket=bucket, tensors=own), identity)
+        region = cls(buffer, record, identity)
         region._set(LAYOUT_EPOCH, plan.layout_epoch)
         region._set(LOCATION_EPOCH, location_epoch)
         region._set(OWNER, owner_word(owner) if owner else 0)
@@ -497,6 +494,6 @@ class SlotRegion:
         return self.record.tensors
 
 
-def _encode(plan: JobPlan, bucket: BucketLayout, tensors: Sequence[TensorSpec]) -> bytes:
+def _record(plan: JobPlan, bucket: BucketLayout, tensors: Sequence[TensorSpec]) -> RegionRecord:
     own = own_tensors(bucket, tuple(tensors))
-    return msgspec.msgpack.encode(RegionRecord(plan=plan, bucket=bucket, tensors=own))
+    return RegionRecord(plan=bucket_plan(plan, own), bucket=bucket, tensors=own)

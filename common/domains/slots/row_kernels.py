@@ -17,7 +17,7 @@ from slackwater.common.domains.slots.elements import kernel
 from slackwater.common.domains.slots.kernels import INFINITY, KERNEL_DTYPES, KERNELS
 from slackwater.common.domains.slots.rows import Numbers
 from slackwater.common.domains.slots.rules import RULES, SCALARS, Floats
-from slackwater.schemas.jobs import DType
+from slackwater.schemas.tensors import DType
 
 _sgd, _adagrad = KERNELS["sgd"], KERNELS["adagrad"]
 _nonnegative = KERNELS["nonnegative"]

@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from slackwater.schemas.jobs import TensorSpec
+from slackwater.schemas.tensors import TensorSpec
 
 Numbers = NDArray[np.uint32]
 NUMBER_BYTES: Final = 4

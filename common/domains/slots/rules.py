@@ -40,7 +40,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from slackwater.schemas.jobs import DType, UpdateRule
+from slackwater.schemas.tensors import DType, UpdateRule
 
 Floats = NDArray[np.float32]
 STORED_DTYPES: Final[dict[DType, type[np.generic]]] = {

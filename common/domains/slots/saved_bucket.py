@@ -40,8 +40,9 @@ from slackwater.common.domains.slots.layout import bucket_start
 from slackwater.common.domains.slots.region import SlotRegion
 from slackwater.common.domains.slots.rules import RULES, Floats
 from slackwater.common.transport.gpu import copy_into
-from slackwater.schemas.jobs import Consistency, TensorSpec
+from slackwater.schemas.jobs import Consistency
 from slackwater.schemas.placement import Tensors
+from slackwater.schemas.tensors import TensorSpec
 
 _UNREADABLE: Final = (
     OSError, ValueError, KeyError, EOFError, MemoryError, SyntaxError, RuntimeError, struct.error,

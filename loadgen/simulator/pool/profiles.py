@@ -21,8 +21,8 @@ from slackwater.common.domains.slots.layout import plan_buckets
 from slackwater.loadgen import models
 from slackwater.loadgen.replay.workload import COMPUTE_S
 from slackwater.loadgen.simulator.pool.slots import SlotJob, SlotTask, alone_s
-from slackwater.schemas.jobs import TensorSpec
 from slackwater.schemas.placement import Profile
+from slackwater.schemas.tensors import TensorSpec
 
 CPU_NS_PER_BYTE = (0.13, 0.025)
 """CPU time of one update of SGD with momentum, per parameter byte: of the update itself, and of

@@ -20,7 +20,7 @@ import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Any, Self
 
 from slackwater.agent.address_choice import forced_transport
@@ -34,7 +34,7 @@ from slackwater.agent.local import JOB as LOCAL
 from slackwater.agent.local import Local
 from slackwater.agent.on_device import arrived
 from slackwater.agent.optimizer_state import TensorState, read_states
-from slackwater.agent.push_hyper import hyper_of, left_to_give
+from slackwater.agent.push_hyper import left_to_give
 from slackwater.agent.session import Session
 from slackwater.agent.snapshot import reads_of
 from slackwater.agent.worker_bucket import (
@@ -51,7 +51,8 @@ from slackwater.common.domains.models.gradient_noise import GradientSquares
 from slackwater.common.domains.slots.rules import Floats
 from slackwater.common.transport.devices import device_named
 from slackwater.common.transport.gpu import copy_into
-from slackwater.schemas.jobs import Consistency, DType, JobSpec, UpdateRule
+from slackwater.schemas.jobs import Consistency, JobSpec
+from slackwater.schemas.tensors import DType, UpdateRule
 
 
 class Agent:
@@ -266,10 +267,7 @@ class Agent:
             return
         if not bucket.settled or bucket.refused is not None:
             self._settle((bucket,))
-        if hyper:
-            bucket.hyper = hyper_of(self.job, bucket.rule, bucket.usual, hyper)
-        elif len(bucket.missing) == len(bucket.tensors):
-            bucket.hyper = bucket.usual  # The first of an iteration.
+        bucket.choose_hyper(self.job, hyper)
         if self._total_momentum and len(bucket.missing) == 1:  # It goes with this tensor.
             bucket.hyper = left_to_give(bucket.hyper, self.workers)
         before = bucket.iteration
@@ -494,10 +492,7 @@ class Agent:
         return self
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
     ) -> None:
         if kind is None:
             self.close()

@@ -31,10 +31,11 @@ from slackwater.schemas.job_requests import (
     RegisterJob,
     SizeWanted,
 )
-from slackwater.schemas.jobs import JobSpec, TensorSpec
+from slackwater.schemas.jobs import JobSpec
 from slackwater.schemas.placement import Located, LocateJob
 from slackwater.schemas.progress import ProgramProgress
 from slackwater.schemas.telemetry import IterationsObserved
+from slackwater.schemas.tensors import TensorSpec
 
 _log = logging.getLogger("slackwater.agent")
 OBSERVED_S: Final = 1.0

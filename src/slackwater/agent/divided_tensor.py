@@ -18,7 +18,7 @@ from slackwater.agent.attachment import Array
 from slackwater.agent.worker_bucket import WorkerBucket
 from slackwater.common.domains.slots.rules import Floats
 from slackwater.common.transport.mapping import Window
-from slackwater.schemas.jobs import TensorSpec
+from slackwater.schemas.tensors import TensorSpec
 
 Piece = tuple[WorkerBucket, int, int]
 """A bucket that begins with elements [first, end) of the tensor."""

@@ -13,7 +13,7 @@ import numpy as np
 from slackwater.agent.attachment import Array
 from slackwater.common.base.errors import Rejected
 from slackwater.common.domains.slots.rules import Floats
-from slackwater.schemas.jobs import TensorSpec
+from slackwater.schemas.tensors import TensorSpec
 
 States = tuple[Floats, ...]
 """A tensor's states, in the order of its rule (rules.py)."""

@@ -23,8 +23,9 @@ from slackwater.common.domains.slots.sizes import Size
 from slackwater.common.transport.gpu import copy_into
 from slackwater.common.transport.region import Region
 from slackwater.schemas.base import JobId
-from slackwater.schemas.jobs import JobSpec, TensorSpec
+from slackwater.schemas.jobs import JobSpec
 from slackwater.schemas.placement import JobPlan
+from slackwater.schemas.tensors import TensorSpec
 
 _log = logging.getLogger("slackwater.agent")
 JOB: Final = "local"

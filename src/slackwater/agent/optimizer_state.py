@@ -20,7 +20,7 @@ from slackwater.agent.snapshot import Snapshots
 from slackwater.agent.worker_bucket import WorkerBucket
 from slackwater.common.base.errors import AccessRefused, DeadlineExceeded, Rejected, Unavailable
 from slackwater.common.domains.slots.rules import Floats
-from slackwater.schemas.jobs import TensorSpec
+from slackwater.schemas.tensors import TensorSpec
 
 _AGAIN_S: Final = 0.05
 Found = tuple[int, list[Floats]]

@@ -41,9 +41,9 @@ from slackwater.common.domains.slots.layout import (
     Geometry,
     pages,
 )
-from slackwater.common.domains.slots.region import STATE_SINCE, VERSION, Hyper, SlotRegion
+from slackwater.common.domains.slots.region import STATE_SINCE, VERSION, SlotRegion
 from slackwater.common.domains.slots.rows import ALL, nbytes, width_of
-from slackwater.common.domains.slots.rules import Floats
+from slackwater.common.domains.slots.rules import Floats, Hyper
 from slackwater.common.domains.slots.sizes import SIZES_OFFSET, SIZES_WORDS, Size, Sizes
 from slackwater.common.transport.base import Channel, RemoteRegion
 from slackwater.common.transport.gpu import copy_into

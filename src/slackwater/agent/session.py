@@ -68,8 +68,9 @@ from slackwater.common.shell.effect_runner import EffectRunner, Handlers, handle
 from slackwater.common.transport.base import Channel, Fabric
 from slackwater.common.transport.gpu import Device
 from slackwater.schemas.base import RUN_ATTEMPTS, AggregatorId, JobId
-from slackwater.schemas.jobs import JobSpec, TensorSpec
+from slackwater.schemas.jobs import JobSpec
 from slackwater.schemas.placement import Endpoint, JobPlan, Located
+from slackwater.schemas.tensors import TensorSpec
 
 _log = logging.getLogger("slackwater.agent")
 _CLOSE_S: Final = 10.0
@@ -161,8 +162,7 @@ class Session:
 
     def wait(self, buckets: Sequence[WorkerBucket], deadline_s: float) -> None:
         """Until each has settled: its version is there, or its push was refused."""
-        waiter = Waiter(buckets)
-        self._waiter = waiter
+        self._waiter = waiter = Waiter(buckets)
         waiter.look()
         late: WorkerBucket | None = None
         if self.failure is None and all(bucket.refused is None for bucket in buckets):

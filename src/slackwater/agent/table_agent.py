@@ -32,8 +32,9 @@ from slackwater.common.domains.slots.rows import NO_ROWS, Numbers
 from slackwater.common.domains.slots.rules import Floats
 from slackwater.schemas.base import WORKERS_MAX
 from slackwater.schemas.job_requests import Meeting
-from slackwater.schemas.jobs import FROM_VARIABLE, UpdateRule
+from slackwater.schemas.jobs import FROM_VARIABLE
 from slackwater.schemas.progress import ProgramProgress
+from slackwater.schemas.tensors import UpdateRule
 
 _log = logging.getLogger("slackwater.agent")
 ADDING: Final = UpdateRule(name="sgd", learning_rate=1.0, weight_decay=0.0)
@@ -91,7 +92,7 @@ class TableAgent(Agent):
                 self.job, self.rank, newest - bucket.iteration, bucket.names,
             )  # fmt: skip
             while bucket.iteration < newest:
-                bucket.hyper = bucket.usual
+                bucket.choose_hyper(self.job, {})
                 if bucket.sparse:
                     bucket.put_rows(NO_ROWS, _no_values(bucket))
                 else:
@@ -134,7 +135,7 @@ class TableAgent(Agent):
                 continue
             if not bucket.settled or bucket.refused is not None:
                 self._settle((bucket,))
-            bucket.hyper = bucket.usual
+            bucket.choose_hyper(self.job, {})
             bucket.put_rows(numbers, values)
             self._session.progress.bytes_pushed += values.nbytes
             bucket.pushed_s = time.monotonic()

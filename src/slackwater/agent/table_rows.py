@@ -10,7 +10,7 @@ from slackwater.agent.worker_bucket import WorkerBucket
 from slackwater.common.domains.slots.layout import block_count
 from slackwater.common.domains.slots.rows import Numbers, Spread
 from slackwater.common.domains.slots.rules import Floats
-from slackwater.schemas.jobs import TensorSpec
+from slackwater.schemas.tensors import TensorSpec
 
 RowNumbers = NDArray[np.int64]
 ReadBlock = Callable[[WorkerBucket, RowNumbers, Floats], None]

@@ -19,7 +19,7 @@ from slackwater.common.domains.slots.layout import (
     WORD,
     Geometry,
 )
-from slackwater.common.domains.slots.region import Hyper
+from slackwater.common.domains.slots.rules import Hyper
 from slackwater.common.domains.slots.sizes import Size
 from slackwater.common.transport.base import Channel, RemoteRegion
 from slackwater.schemas.base import JobId

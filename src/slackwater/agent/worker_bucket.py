@@ -17,6 +17,7 @@ import numpy as np
 
 from slackwater.agent.attachment import ELEMENT, OWN, Array, Attached
 from slackwater.agent.initial import Initial
+from slackwater.agent.push_hyper import hyper_of
 from slackwater.agent.region_access import InPlace, Staging
 from slackwater.agent.snapshot import Snapshots
 from slackwater.agent.state_copies import StateCopies
@@ -26,8 +27,9 @@ from slackwater.common.domains.slots.layout import bucket_plan, bucket_tensors
 from slackwater.common.domains.slots.rows import ALL, Numbers, fits, write
 from slackwater.common.domains.slots.rules import RULES, Floats, Hyper
 from slackwater.common.transport.gpu import Device, DeviceArray, copy_into
-from slackwater.schemas.jobs import DType, JobSpec, TensorSpec, UpdateRule
+from slackwater.schemas.jobs import JobSpec
 from slackwater.schemas.placement import BucketLayout, JobPlan, Located
+from slackwater.schemas.tensors import DType, TensorSpec, UpdateRule
 
 
 class WorkerBucket:
@@ -70,8 +72,8 @@ class WorkerBucket:
         """Tensors of iteration + 1 that are not in the slot yet."""
         self.handed_out_views: dict[int, Array] = {}
         """Tensor -> the part of a slot that the program was given to write its gradient into."""
-        self.rule = update.name
-        self.usual = self.hyper = Hyper.of(update)
+        self._rule, self._usual = update.name, Hyper.of(update)
+        self.hyper = self._usual
         """The hyper-parameters of the iteration being produced, or outstanding."""
         self.refused: PushRefused | None = None
         self.was_refused = False
@@ -147,6 +149,14 @@ class WorkerBucket:
                     copy_into(slots.slot(lane), old.slot(lane))
             self.slots = slots
             self._turn_to(self._lane)
+
+    def choose_hyper(self, job: str, given: Mapping[str, float]) -> None:
+        """Choose those of the push that comes: what is given, or the usual ones, which others of
+        the bucket's tensors may have been given in this iteration. Raises Rejected."""
+        if given:
+            self.hyper = hyper_of(job, self._rule, self._usual, given)
+        elif len(self.missing) == len(self.tensors):
+            self.hyper = self._usual
 
     def put(self, position: int, gradient: Array | None) -> None:
         """Copy a tensor's gradient into the slot (None: it was produced there)."""
@@ -343,7 +353,7 @@ def unfit(plan: JobPlan, consistency: str | None, staleness: int | None, *, on_d
 
 
 class TableKind(NamedTuple):
-    """What is said of a tensor that is a table."""
+    """A table among tensors: how it is pushed, and by which rule it is updated."""
 
     sparse: bool = False
     update: UpdateRule | None = None

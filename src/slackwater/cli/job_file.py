@@ -10,7 +10,8 @@ import msgspec
 from slackwater.common.base import fields
 from slackwater.common.base.errors import ConfigRejected, Rejected
 from slackwater.common.shell.config import parse_config
-from slackwater.schemas.jobs import JobSpec, UpdateRule
+from slackwater.schemas.jobs import JobSpec
+from slackwater.schemas.tensors import UpdateRule
 
 JOB_FILE_ENDINGS: Final = (".yaml", ".yml", ".toml", ".json")
 

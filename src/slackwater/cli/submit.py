@@ -73,12 +73,7 @@ from slackwater.console.sizes import size_bytes
 from slackwater.console.usage import an_id, shown, typed
 from slackwater.loadgen.replay.workload import COMPUTE_S, emulated
 from slackwater.schemas.base import NAME_CHARS_MAX, WORKERS_MAX
-from slackwater.schemas.jobs import (
-    ENV_NAME_PATTERN,
-    OWN_ENV,
-    JobRecord,
-    JobSpec,
-)
+from slackwater.schemas.jobs import ENV_NAME_PATTERN, OWN_ENV, JobRecord, JobSpec
 
 ITERATIONS: Final = 100
 """Iterations of an emulated job that is given no number."""

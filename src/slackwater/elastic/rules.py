@@ -1,4 +1,4 @@
-"""What an update does to a table: the rules that a table may have (Lee 2020, section 3.3.2).
+"""The rules that a table may have for what an update does to it (Lee 2020, section 3.3.2).
 
 A host adds up what its tasks give a table, and an aggregator takes that as one step of the table's
 rule. How often a host does so depends on its speed. A threshold or a decay is therefore counted
@@ -15,7 +15,7 @@ import numpy as np
 
 from slackwater.common.base.errors import Rejected
 from slackwater.common.domains.slots.rules import Floats
-from slackwater.schemas.jobs import UpdateRule
+from slackwater.schemas.tensors import UpdateRule
 
 _NO_HYPER: Final[Mapping[str, float]] = MappingProxyType({})
 
@@ -144,7 +144,7 @@ class AdaGrad(TableRule):
         return UpdateRule(name="adagrad", learning_rate=self.rate, epsilon=self.epsilon)
 
     def after(self, values: Floats, added: Floats, updates: int) -> Floats:
-        raise NotImplementedError("the aggregator alone has the sums of squares")
+        raise AssertionError("the aggregator alone has the sums of squares")
 
     def check(self, at: str) -> None:
         _check_number(f"{at}.rate", self.rate)

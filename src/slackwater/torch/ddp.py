@@ -30,7 +30,8 @@ from torch.nn.parallel import DistributedDataParallel
 from slackwater.agent import Agent
 from slackwater.agent.identity import JOB, rank_of, workers_of
 from slackwater.common.base.errors import Rejected, SlackwaterError
-from slackwater.schemas.jobs import AGGREGATE_VARIABLE, DType, UpdateRule
+from slackwater.schemas.jobs import AGGREGATE_VARIABLE
+from slackwater.schemas.tensors import DType, UpdateRule
 from slackwater.torch.tensors import tensor_of
 
 DTYPES: Final[dict[torch.dtype, DType]] = {

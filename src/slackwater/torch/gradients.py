@@ -24,7 +24,7 @@ import torch
 from slackwater.agent.attachment import Array
 from slackwater.agent.initial import Initial
 from slackwater.common.base.errors import Rejected
-from slackwater.schemas.jobs import DType
+from slackwater.schemas.tensors import DType
 from slackwater.torch.optimizer import Optimizer
 from slackwater.torch.tensors import fit_parameter, initial_values, tensor_of
 

@@ -23,7 +23,7 @@ from slackwater.agent import Agent
 from slackwater.agent.exit_hook import at_exit
 from slackwater.agent.initial import Initial
 from slackwater.common.base.errors import Rejected
-from slackwater.schemas.jobs import DType, UpdateRule
+from slackwater.schemas.tensors import DType, UpdateRule
 from slackwater.torch.rules import check_constant, hyper_of, rule_of
 from slackwater.torch.states import initial_of, states_by_index
 from slackwater.torch.tensors import Trained, dtype_of_gradients, initial_values, needed, trained

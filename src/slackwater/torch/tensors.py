@@ -17,7 +17,7 @@ import torch
 
 from slackwater.agent.attachment import Array
 from slackwater.common.base.errors import Rejected
-from slackwater.schemas.jobs import DType
+from slackwater.schemas.tensors import DType
 
 _BUFFERS_MAX = 3
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)

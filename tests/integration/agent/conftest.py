@@ -29,8 +29,9 @@ from slackwater.common.transport.tcp import TcpFabric
 from slackwater.schemas import placement, subjects
 from slackwater.schemas.base import AggregatorId, ClusterId, JobId, Message, Ok, Refused
 from slackwater.schemas.job_requests import FinishJob, JobRegistered, RegisterJob
-from slackwater.schemas.jobs import JobSpec, TensorSpec
+from slackwater.schemas.jobs import JobSpec
 from slackwater.schemas.telemetry import IterationsObserved
+from slackwater.schemas.tensors import TensorSpec
 
 T = TypeVar("T")
 

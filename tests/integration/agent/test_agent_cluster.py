@@ -19,7 +19,8 @@ from slackwater.common.shell import client
 from slackwater.loadgen.emulate import Emulation
 from slackwater.loadgen.verify import replay_digest
 from slackwater.schemas.job_states import TERMINAL_STATES
-from slackwater.schemas.jobs import JobRecord, JobSpec, UpdateRule
+from slackwater.schemas.jobs import JobRecord, JobSpec
+from slackwater.schemas.tensors import UpdateRule
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(180)]
 

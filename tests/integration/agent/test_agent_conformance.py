@@ -22,7 +22,7 @@ from slackwater.agent import Agent
 from slackwater.common.base.errors import DeadlineExceeded, GradientRefused, Rejected
 from slackwater.common.embedded import ClusterOptions, EmbeddedCluster
 from slackwater.common.shell import client
-from slackwater.schemas.jobs import UpdateRule
+from slackwater.schemas.tensors import UpdateRule
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(180)]
 

@@ -14,7 +14,7 @@ import pytest
 
 from slackwater.agent import Agent
 from slackwater.common.base.errors import DeadlineExceeded, GradientRefused, Rejected, Unavailable
-from slackwater.schemas.jobs import UpdateRule
+from slackwater.schemas.tensors import UpdateRule
 
 pytestmark = pytest.mark.live
 

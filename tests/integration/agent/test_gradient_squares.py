@@ -14,7 +14,7 @@ from slackwater.agent import Agent
 from slackwater.common.domains.models.gradient_noise import GradientSquares
 from slackwater.common.domains.slots.gradient_squares import FLOOR_PART
 from slackwater.common.embedded import ClusterOptions, EmbeddedCluster
-from slackwater.schemas.jobs import UpdateRule
+from slackwater.schemas.tensors import UpdateRule
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(120), pytest.mark.asyncio(loop_scope="module")]
 

@@ -23,7 +23,8 @@ from tests.integration.agent.test_scaled_jobs import (
 
 from slackwater.common.embedded import ClusterOptions, EmbeddedCluster
 from slackwater.common.shell.client import Client, connect
-from slackwater.schemas.jobs import JobSpec, UpdateRule
+from slackwater.schemas.jobs import JobSpec
+from slackwater.schemas.tensors import UpdateRule
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(180), pytest.mark.asyncio(loop_scope="module")]
 

@@ -18,7 +18,8 @@ from slackwater.common.domains.slots.folding import replay
 from slackwater.common.embedded import ClusterOptions, EmbeddedCluster
 from slackwater.common.shell.client import Client, connect
 from slackwater.schemas.job_states import TERMINAL_STATES
-from slackwater.schemas.jobs import JobRecord, JobSpec, UpdateRule
+from slackwater.schemas.jobs import JobRecord, JobSpec
+from slackwater.schemas.tensors import UpdateRule
 from slackwater.services.master.gangs import processes
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(180), pytest.mark.asyncio(loop_scope="module")]

@@ -32,7 +32,8 @@ from slackwater.schemas.base import AggregatorId, ClusterId, JobId, Message, Ok,
 from slackwater.schemas.cluster import AggregatorHeartbeat
 from slackwater.schemas.job_events import JobEvent
 from slackwater.schemas.job_requests import FinishJob, JobRegistered, RegisterJob
-from slackwater.schemas.jobs import JobSpec, TensorSpec, UpdateRule
+from slackwater.schemas.jobs import JobSpec
+from slackwater.schemas.tensors import TensorSpec, UpdateRule
 
 ANSWERS = Ok | Refused | placement.BucketsHeld
 TOKEN = "of-the-cluster"

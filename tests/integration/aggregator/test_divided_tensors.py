@@ -9,7 +9,7 @@ import pytest
 
 from slackwater.agent import Agent
 from slackwater.common.base.errors import GradientRefused
-from slackwater.schemas.jobs import UpdateRule
+from slackwater.schemas.tensors import UpdateRule
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(180)]
 SIZES = {"fc": 1_700_001, "fc.bias": 1_003, "head": 300_007}

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from slackwater.agent import Agent
-from slackwater.schemas.jobs import UpdateRule
+from slackwater.schemas.tensors import UpdateRule
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(240)]
 

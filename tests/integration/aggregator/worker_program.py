@@ -10,7 +10,7 @@ from functools import cache
 import numpy as np
 
 from slackwater.agent import Agent
-from slackwater.schemas.jobs import UpdateRule
+from slackwater.schemas.tensors import UpdateRule
 
 SIZES = {"embed": 300_007, "mlp.w": 270_001, "mlp.b": 20_011}
 

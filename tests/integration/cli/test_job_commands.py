@@ -119,7 +119,7 @@ async def watched(cluster: EmbeddedCluster) -> None:
 PROGRAM = """
 import os, time, numpy as np
 from slackwater import Agent
-from slackwater.schemas.jobs import UpdateRule
+from slackwater.schemas.tensors import UpdateRule
 rule = UpdateRule(name="momentum", learning_rate=1.0, momentum=0.5)
 with Agent(tensors={"w": np.zeros(1000, np.float32)}, servers=1, update=rule) as agent:
     print("begins at", agent.iteration, flush=True)

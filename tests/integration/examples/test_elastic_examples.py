@@ -117,6 +117,33 @@ def test_kmeans_is_as_right_as_scikit_learn(short: Path) -> None:
         assert found["inertia"] < 1.03 * peer
 
 
+def test_the_lasso_finds_what_scikit_learn_finds(short: Path) -> None:
+    """Within what steps of several updates each are off: in proportion to the rate."""
+    from sklearn.datasets import load_diabetes
+    from sklearn.linear_model import Lasso
+
+    x, y = load_diabetes(return_X_y=True)
+    x, y = (x - x.mean(0)) / x.std(0), (y - y.mean()) / y.std()
+    peer = Lasso(0.1, fit_intercept=False).fit(x, y).coef_
+
+    def objective(w: np.ndarray) -> float:
+        return float(((y - x @ w) ** 2).mean() / 2 + 0.1 * np.abs(w).sum())
+
+    launched, killed = Launched(short, "lasso.py", "--hosts", "2"), False
+    while not killed and launched.process.poll() is None:
+        time.sleep(0.2)
+        if len(hosts := launched.hosts()) == 2:
+            hosts[1].send_signal(signal.SIGKILL)
+            killed = True
+    there = result_of(launched.output())
+    assert killed
+    for found in (alone("lasso.py"), there):
+        w = np.array(found["w"])
+        assert objective(peer) * 0.9999 < objective(w) < objective(peer) * 1.005
+        assert (np.abs(w[peer == 0]) < 0.01).all()
+    assert (np.array(alone("lasso.py")["w"]) == 0).sum() == (peer == 0).sum(), "exactly zero"
+
+
 def test_factorization_finds_all_but_the_noise(short: Path) -> None:
     there = result_of(Launched(short, "mf.py").output())
     for found in (alone("mf.py"), there):

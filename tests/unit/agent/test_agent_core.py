@@ -31,8 +31,8 @@ from slackwater.common.domains.slots.frames import (
     SeedAsked,
 )
 from slackwater.schemas.base import AggregatorId, JobId
-from slackwater.schemas.jobs import UpdateRule
 from slackwater.schemas.placement import BucketLayout, BucketPlace, Endpoint, JobPlan, Located
+from slackwater.schemas.tensors import UpdateRule
 
 A1, A2 = AggregatorId("a1"), AggregatorId("a2")
 

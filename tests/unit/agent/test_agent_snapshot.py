@@ -13,8 +13,8 @@ from slackwater.common.domains.slots.layout import Geometry
 from slackwater.common.domains.slots.region import SlotRegion
 from slackwater.common.domains.slots.serving import serve
 from slackwater.schemas.base import JobId
-from slackwater.schemas.jobs import TensorSpec, UpdateRule
 from slackwater.schemas.placement import BucketLayout, JobPlan
+from slackwater.schemas.tensors import TensorSpec, UpdateRule
 
 ELEMENTS = 6
 PLAN = JobPlan(

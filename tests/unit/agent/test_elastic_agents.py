@@ -18,7 +18,7 @@ from slackwater.agent import Agent
 from slackwater.common.base.errors import Rejected, SlackwaterError
 from slackwater.common.domains.slots.folding import replay
 from slackwater.common.domains.slots.region import SlotRegion
-from slackwater.schemas.jobs import UpdateRule
+from slackwater.schemas.tensors import UpdateRule
 
 SHAPES = {"w": (40, 30), "b": (7,), "v": (33,)}
 WORKERS_MAX = 5

@@ -10,7 +10,7 @@ from slackwater.agent import Agent
 from slackwater.common.base.errors import GradientRefused, Rejected
 from slackwater.common.domains.slots.folding import replay
 from slackwater.common.domains.slots.rules import RULES
-from slackwater.schemas.jobs import DType, UpdateRule
+from slackwater.schemas.tensors import DType, UpdateRule
 
 SHAPES: dict[str, tuple[int, ...]] = {"w": (300, 40), "b": (40,), "scale": ()}
 

@@ -11,8 +11,9 @@ from slackwater.agent.worker_bucket import Waiter, WorkerBucket
 from slackwater.common.base.errors import SlackwaterError
 from slackwater.schemas.base import JobId
 from slackwater.schemas.job_requests import MissingRanks
-from slackwater.schemas.jobs import Consistency, TensorSpec, UpdateRule
+from slackwater.schemas.jobs import Consistency
 from slackwater.schemas.placement import BucketLayout, JobPlan
+from slackwater.schemas.tensors import TensorSpec, UpdateRule
 
 
 def plan(consistency: Consistency, staleness: int = 0) -> JobPlan:

@@ -12,8 +12,8 @@ from slackwater.agent.worker_bucket import WorkerBucket, check_gradient, read_te
 from slackwater.common.base.errors import Rejected
 from slackwater.common.domains.slots.frames import PushRefused
 from slackwater.common.domains.slots.rules import Floats
-from slackwater.schemas.jobs import TensorSpec, UpdateRule
 from slackwater.schemas.placement import BucketLayout
+from slackwater.schemas.tensors import TensorSpec, UpdateRule
 
 SPECS = (TensorSpec(name="w", shape=(2, 3)), TensorSpec(name="b", shape=()))
 

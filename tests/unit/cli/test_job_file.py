@@ -8,7 +8,8 @@ import pytest
 from slackwater.cli.job_file import job_schema, read_job
 from slackwater.common.base import fields
 from slackwater.common.base.errors import Rejected
-from slackwater.schemas.jobs import JobSpec, UpdateRule
+from slackwater.schemas.jobs import JobSpec
+from slackwater.schemas.tensors import UpdateRule
 
 SPEC = {"id": "mnist", "workers": 2, "program": ["python", "train.py"], "update": {"name": "adam"}}
 

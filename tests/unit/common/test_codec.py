@@ -9,8 +9,9 @@ from slackwater.common.base import codec, limits
 from slackwater.common.base.errors import DecodeRejected, Rejected
 from slackwater.schemas.base import Ok, Refused
 from slackwater.schemas.job_requests import SubmitJob
-from slackwater.schemas.jobs import JobRecord, JobSpec, UpdateRule
+from slackwater.schemas.jobs import JobRecord, JobSpec
 from slackwater.schemas.telemetry import IterationsObserved
+from slackwater.schemas.tensors import UpdateRule
 
 SUBMIT = SubmitJob(spec=JobSpec(id="j1"), sender="cli")
 RECORD = JobRecord(spec=JobSpec(id="j1", workers=4), state="running", submitted_s=1.5)

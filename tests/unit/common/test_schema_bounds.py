@@ -22,8 +22,9 @@ from slackwater.schemas.cluster import (
 )
 from slackwater.schemas.job_events import JobEvent
 from slackwater.schemas.job_requests import RegisterJob
-from slackwater.schemas.jobs import ELEMENTS_MAX, JobRecord, JobSpec
+from slackwater.schemas.jobs import JobRecord, JobSpec
 from slackwater.schemas.placement import HostBuckets, MigrateInit, PlaceJob
+from slackwater.schemas.tensors import ELEMENTS_MAX
 from slackwater.schemas.workers import StartWorkers, StopWorkers, WorkerExited
 from slackwater.services.controller.policies.demand import slack_s
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from slackwater.loadgen import emulate, models
 from slackwater.loadgen.emulate import POOL_ELEMENTS, SLICE_ELEMENTS, Emulation
-from slackwater.schemas.jobs import DType
+from slackwater.schemas.tensors import DType
 
 VGG = Emulation("vgg19", bytes_scale=0.01, seed=7)
 numbers = st.integers(0, 2**40)

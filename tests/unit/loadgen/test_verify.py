@@ -7,7 +7,7 @@ from slackwater.common.domains.slots.rules import RULES, Hyper, divisor, mean, s
 from slackwater.loadgen import emulate
 from slackwater.loadgen.emulate import SLICE_ELEMENTS, Emulation
 from slackwater.loadgen.verify import replay, replay_digest
-from slackwater.schemas.jobs import DType, UpdateRule
+from slackwater.schemas.tensors import DType, UpdateRule
 
 RULE_NAMES = tuple(RULES)
 

@@ -22,7 +22,7 @@ from torch import nn
 from slackwater.agent import Agent
 from slackwater.agent.initial import Initial
 from slackwater.common.base.errors import Rejected
-from slackwater.schemas.jobs import UpdateRule
+from slackwater.schemas.tensors import UpdateRule
 from slackwater.torch import Optimizer
 
 torch.set_num_threads(1)

@@ -15,8 +15,9 @@ from slackwater.common.shell.client import Client, connect
 from slackwater.schemas import subjects
 from slackwater.schemas.base import Ok
 from slackwater.schemas.job_requests import FinishJob, JobRegistered, RegisterJob
-from slackwater.schemas.jobs import JobSpec, TensorSpec
+from slackwater.schemas.jobs import JobSpec
 from slackwater.schemas.placement import Located, LocateJob
+from slackwater.schemas.tensors import TensorSpec
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(120)]
 

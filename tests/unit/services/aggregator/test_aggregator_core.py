@@ -19,7 +19,6 @@ from slackwater.common.domains.slots.region import SlotRegion
 from slackwater.schemas.base import AggregatorId, ClusterId, JobId, Message, Ok, Refused
 from slackwater.schemas.cluster import WorkersAt
 from slackwater.schemas.job_events import JobEvent
-from slackwater.schemas.jobs import TensorSpec, UpdateRule
 from slackwater.schemas.placement import (
     BucketHeld,
     BucketsHeld,
@@ -33,6 +32,7 @@ from slackwater.schemas.placement import (
     WorkerDone,
 )
 from slackwater.schemas.service import Drain
+from slackwater.schemas.tensors import TensorSpec, UpdateRule
 from slackwater.services.aggregator.bucket import Bucket, Move, SeededStates
 from slackwater.services.aggregator.core import AggregatorCore, LockedBucket
 from slackwater.services.aggregator.effects import (

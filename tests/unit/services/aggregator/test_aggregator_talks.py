@@ -40,7 +40,8 @@ from slackwater.common.domains.slots.frames import (
     encode_rings,
 )
 from slackwater.common.domains.slots.layout import HEADER_BYTES, plan_buckets
-from slackwater.common.domains.slots.region import Hyper, SlotRegion
+from slackwater.common.domains.slots.region import SlotRegion
+from slackwater.common.domains.slots.rules import Hyper
 from slackwater.common.domains.slots.tokens import process_token
 from slackwater.common.shell import run_service
 from slackwater.common.shell.simulated_loop import run_simulated
@@ -52,7 +53,6 @@ from slackwater.schemas import subjects
 from slackwater.schemas.base import AggregatorId, ClusterId, JobId, Message, Ok, Refused
 from slackwater.schemas.cluster import AggregatorHeartbeat
 from slackwater.schemas.job_events import JobEvent
-from slackwater.schemas.jobs import TensorSpec, UpdateRule
 from slackwater.schemas.placement import (
     BucketHeld,
     BucketsHeld,
@@ -66,6 +66,7 @@ from slackwater.schemas.placement import (
     WorkerDone,
 )
 from slackwater.schemas.telemetry import TasksObserved
+from slackwater.schemas.tensors import TensorSpec, UpdateRule
 from slackwater.services.aggregator.config import AggregatorConfig
 from slackwater.services.aggregator.regions import Held
 from slackwater.services.aggregator.shell import Aggregator

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from slackwater.schemas.base import AggregatorId, JobId
-from slackwater.schemas.jobs import UpdateRule
 from slackwater.schemas.placement import BucketLayout, Endpoint, JobPlan
+from slackwater.schemas.tensors import UpdateRule
 from slackwater.services.aggregator.bucket import Bucket, Move, Verdict
 
 WORKERS = 3

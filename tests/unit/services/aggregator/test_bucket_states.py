@@ -17,8 +17,8 @@ from hypothesis.stateful import (
 from slackwater.common.base.transitions import InvalidTransition
 from slackwater.common.domains.slots.frames import HeldStates
 from slackwater.schemas.base import AggregatorId, JobId
-from slackwater.schemas.jobs import UpdateRule
 from slackwater.schemas.placement import BucketLayout, Endpoint, JobPlan
+from slackwater.schemas.tensors import UpdateRule
 from slackwater.services.aggregator.bucket import (
     TRANSITIONS,
     Bucket,

@@ -5,8 +5,8 @@ import pytest
 
 from slackwater.common.domains.slots.region import SlotRegion
 from slackwater.schemas.base import JobId
-from slackwater.schemas.jobs import TensorSpec, UpdateRule
 from slackwater.schemas.placement import BucketLayout, JobPlan
+from slackwater.schemas.tensors import TensorSpec, UpdateRule
 from slackwater.services.aggregator.copying import Copying
 from slackwater.services.aggregator.early_fold import Parts
 

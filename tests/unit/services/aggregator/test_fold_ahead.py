@@ -28,7 +28,7 @@ from slackwater.common.domains.slots.frames import (
     PushRefused,
     encode_part,
 )
-from slackwater.common.domains.slots.region import Hyper
+from slackwater.common.domains.slots.rules import Hyper
 from slackwater.services.aggregator import executor
 from slackwater.services.aggregator.early_fold import Parts
 

@@ -9,8 +9,8 @@ from slackwater.common.domains.slots.layout import PAGE, plan_buckets
 from slackwater.common.domains.slots.region import SlotRegion
 from slackwater.common.transport.region import Region
 from slackwater.schemas.base import JobId
-from slackwater.schemas.jobs import TensorSpec, UpdateRule
 from slackwater.schemas.placement import JobPlan
+from slackwater.schemas.tensors import TensorSpec, UpdateRule
 from slackwater.services.aggregator.ledger import NAME, Ledger
 
 TENSORS = (TensorSpec(name="w", shape=(10,)),)

@@ -41,7 +41,7 @@ from slackwater.schemas.cluster import (
     WorkersAt,
 )
 from slackwater.schemas.job_events import JobEvent
-from slackwater.schemas.jobs import JobSpec, TensorSpec
+from slackwater.schemas.jobs import JobSpec
 from slackwater.schemas.placement import (
     BucketHeld,
     BucketsHeld,
@@ -55,6 +55,7 @@ from slackwater.schemas.placement import (
     WorkerDone,
 )
 from slackwater.schemas.telemetry import JobProfiled, WindowMeasured
+from slackwater.schemas.tensors import TensorSpec
 from slackwater.services.controller.config import ControllerConfig
 from slackwater.services.controller.core import Controller
 from slackwater.services.controller.invariants import check_invariants

@@ -31,7 +31,7 @@ from slackwater.schemas.cluster import (
     WorkersAt,
 )
 from slackwater.schemas.job_events import JobEvent
-from slackwater.schemas.jobs import Consistency, JobSpec, TensorSpec
+from slackwater.schemas.jobs import Consistency, JobSpec
 from slackwater.schemas.placement import (
     BucketHeld,
     BucketsHeld,
@@ -46,6 +46,7 @@ from slackwater.schemas.placement import (
     SlotPlan,
 )
 from slackwater.schemas.telemetry import WindowMeasured
+from slackwater.schemas.tensors import TensorSpec
 from slackwater.services.controller.core import Controller
 
 # A job's life -----------------------------------------------------------------------------------

@@ -4,8 +4,9 @@ from tests.unit.services.controller.harness import Harness, Pool, placed
 
 from slackwater.schemas.base import AggregatorId, JobId, Ok, Refused
 from slackwater.schemas.cluster import DrainAggregator, DrainProgress, RestoreAggregator
-from slackwater.schemas.jobs import JobSpec, TensorSpec, UpdateRule
+from slackwater.schemas.jobs import JobSpec
 from slackwater.schemas.placement import MigrateInit, PlaceJob
+from slackwater.schemas.tensors import TensorSpec, UpdateRule
 from slackwater.services.controller import drains
 
 

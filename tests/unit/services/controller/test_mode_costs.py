@@ -6,8 +6,9 @@ import pytest
 
 from slackwater.common.domains.slots.layout import plan_buckets
 from slackwater.schemas.base import JobId
-from slackwater.schemas.jobs import Consistency, JobSpec, TensorSpec, UpdateRule
+from slackwater.schemas.jobs import Consistency, JobSpec
 from slackwater.schemas.placement import JobPlacement, JobPlan, Profile
+from slackwater.schemas.tensors import TensorSpec, UpdateRule
 from slackwater.services.controller.config import ControllerConfig
 from slackwater.services.controller.snapshot import job_view
 from slackwater.services.controller.state import Job, State

@@ -5,8 +5,9 @@ import msgspec
 from tests.unit.services.controller.harness import Harness, Pool, last, placed
 
 from slackwater.schemas.base import AggregatorId, Message, Ok, Refused
-from slackwater.schemas.jobs import JobSpec, TensorSpec, UpdateRule
+from slackwater.schemas.jobs import JobSpec
 from slackwater.schemas.placement import HostBuckets, PlaceJob, ReleaseJob
+from slackwater.schemas.tensors import TensorSpec, UpdateRule
 from slackwater.services.controller import room
 
 MIB = 1024 * 1024

@@ -14,8 +14,9 @@ from slackwater.loadgen.cli.simulate_pool import settings_for, simulate_pool
 from slackwater.loadgen.simulator.options import Options
 from slackwater.schemas.base import Ok, Refused
 from slackwater.schemas.job_requests import SubmitJob
-from slackwater.schemas.jobs import JobSpec, TensorSpec
+from slackwater.schemas.jobs import JobSpec
 from slackwater.schemas.placement import PlaceJob
+from slackwater.schemas.tensors import TensorSpec
 from slackwater.services.controller.policies import known_policies, load_policy
 
 MODULE = '''

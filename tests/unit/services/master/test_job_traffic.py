@@ -9,7 +9,7 @@ from slackwater.console import figures
 from slackwater.loadgen import models
 from slackwater.schemas import subjects
 from slackwater.schemas.base import JobId, NodeId
-from slackwater.schemas.jobs import largest_share
+from slackwater.schemas.tensors import largest_share
 from slackwater.schemas.traffic import By, JobTraffic, TrafficObserved
 from slackwater.services.master.traffic import better
 

@@ -56,10 +56,11 @@ from slackwater.schemas.job_requests import (
     RegisterJob,
     SubmitJob,
 )
-from slackwater.schemas.jobs import JobRecord, JobSpec, TensorSpec
+from slackwater.schemas.jobs import JobRecord, JobSpec
 from slackwater.schemas.placement import PlaceJob, Profile, ReleaseJob
 from slackwater.schemas.telemetry import IterationsObserved, JobProfiled
 from slackwater.schemas.tenants import ListTenants, TenantInfo, TenantList
+from slackwater.schemas.tensors import TensorSpec
 from slackwater.schemas.usage import UsageSums
 from slackwater.schemas.workers import StartWorkers, StopWorkers, WorkerExited
 from slackwater.services.master.config import MasterConfig, Tenant

@@ -9,7 +9,7 @@ from slackwater.loadgen.simulator.gpu.workload import SKEWS
 from slackwater.schemas.base import JobId
 from slackwater.schemas.gpus import NodeAllocation
 from slackwater.schemas.job_requests import CancelJob, RegisterJob, SubmitJob
-from slackwater.schemas.jobs import largest_share
+from slackwater.schemas.tensors import largest_share
 from slackwater.services.master.scheduling.view import JobView
 
 SPREAD = (("n1", 1), ("n2", 1))

@@ -22,8 +22,8 @@ from slackwater.schemas.job_requests import (
     SizeWanted,
     SubmitJob,
 )
-from slackwater.schemas.jobs import TensorSpec
 from slackwater.schemas.progress import ProgramProgress
+from slackwater.schemas.tensors import TensorSpec
 from slackwater.schemas.workers import StartWorkers, StopWorkers, WorkerExited
 from slackwater.services.master.keys import OrderKey
 from slackwater.services.master.scaling import JOINING_S, compatible, trimmed

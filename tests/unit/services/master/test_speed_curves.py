@@ -10,9 +10,9 @@ from slackwater.common.domains.models.speedup import SpeedupCurve
 from slackwater.schemas.base import JobId
 from slackwater.schemas.gpus import held
 from slackwater.schemas.job_requests import RegisterJob, ScaleJob, SubmitJob
-from slackwater.schemas.jobs import TensorSpec
 from slackwater.schemas.steps import StepProfile, TurnTimes
 from slackwater.schemas.telemetry import IterationsObserved
+from slackwater.schemas.tensors import TensorSpec
 from slackwater.services.master.progress import Progress
 from slackwater.services.master.speed_curves import curve_of, updates_left
 from slackwater.services.master.turn_sums import TURNS_MIN

@@ -5,8 +5,8 @@ from tests.unit.services.master.test_master_core import Harness, orders, spec, s
 from slackwater.common.base.effects import Answered, Effect, Request, StartTimer, TimerFired
 from slackwater.schemas.base import RUNS_MAX, JobId, NodeId, Ok, Refused
 from slackwater.schemas.job_requests import JobRegistered, PauseJob, RegisterJob, ResumeJob
-from slackwater.schemas.jobs import TensorSpec, UpdateRule
 from slackwater.schemas.placement import PlaceJob, ReleaseJob
+from slackwater.schemas.tensors import TensorSpec, UpdateRule
 from slackwater.schemas.workers import StartWorkers, WorkerExited
 from slackwater.services.master.keys import Order, OrderKey
 

@@ -14,10 +14,11 @@ from slackwater.common.base.errors import AccessRefused, DecodeRejected
 from slackwater.schemas import subjects
 from slackwater.schemas.base import JobId, Message
 from slackwater.schemas.job_requests import AskMissing, FinishJob, RegisterJob, SubmitJob
-from slackwater.schemas.jobs import JobSpec, TensorSpec
+from slackwater.schemas.jobs import JobSpec
 from slackwater.schemas.placement import LocateJob
 from slackwater.schemas.relay import ASKED, RelayAsk, RelayHello, RelayTell, may
 from slackwater.schemas.telemetry import IterationsObserved
+from slackwater.schemas.tensors import TensorSpec
 from slackwater.services.worker.relay import Allowance, Greeting, allowed, first_to_go
 
 HELLO = RelayHello(job="j", rank=1, attempt=3, token=bytes(32))

@@ -14,8 +14,8 @@ from slackwater.common.domains.slots.live import live_parts
 from slackwater.common.domains.slots.region import SlotRegion
 from slackwater.common.domains.slots.rules import RULES, Hyper, widen
 from slackwater.schemas.base import JobId
-from slackwater.schemas.jobs import DType, TensorSpec, UpdateRule
 from slackwater.schemas.placement import JobPlan
+from slackwater.schemas.tensors import DType, TensorSpec, UpdateRule
 from slackwater.services.aggregator.early_fold import Ahead, done_by, fold_ahead
 
 ELEMENTS = 3 * 64 * 1024 + 77

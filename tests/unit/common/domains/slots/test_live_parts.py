@@ -8,10 +8,11 @@ import pytest
 from slackwater.common.domains.slots import folding
 from slackwater.common.domains.slots.layout import HEADER_BYTES, plan_buckets
 from slackwater.common.domains.slots.live import live_parts
-from slackwater.common.domains.slots.region import Hyper, SlotRegion
+from slackwater.common.domains.slots.region import SlotRegion
+from slackwater.common.domains.slots.rules import Hyper
 from slackwater.schemas.base import JobId
-from slackwater.schemas.jobs import TensorSpec, UpdateRule
 from slackwater.schemas.placement import JobPlan
+from slackwater.schemas.tensors import TensorSpec, UpdateRule
 
 ELEMENTS = 3000
 TENSORS = (TensorSpec(name="w", shape=(ELEMENTS,)),)

@@ -19,8 +19,8 @@ from slackwater.common.domains.slots.region import SlotRegion
 from slackwater.common.domains.slots.rows import Spread
 from slackwater.common.domains.slots.rules import Floats, Hyper
 from slackwater.schemas.base import JobId
-from slackwater.schemas.jobs import TensorSpec, UpdateRule
 from slackwater.schemas.placement import BucketLayout, JobPlan
+from slackwater.schemas.tensors import TensorSpec, UpdateRule
 
 COUNT, WIDTH = 12, 3
 

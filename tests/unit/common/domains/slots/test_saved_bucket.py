@@ -20,8 +20,9 @@ from slackwater.common.domains.slots.region import SlotRegion
 from slackwater.common.domains.slots.saved_bucket import BucketCopy, SavedJob, read_part
 from slackwater.common.domains.slots.saved_pieces import spans_of
 from slackwater.schemas.base import JobId
-from slackwater.schemas.jobs import Consistency, TensorSpec, UpdateRule
+from slackwater.schemas.jobs import Consistency
 from slackwater.schemas.placement import BucketLayout, JobPlan
+from slackwater.schemas.tensors import TensorSpec, UpdateRule
 
 TENSORS = tuple(
     TensorSpec(name=f"t{number}", shape=shape)

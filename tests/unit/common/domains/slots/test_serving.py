@@ -11,8 +11,9 @@ from slackwater.common.domains.slots.region import SlotRegion, owner_word
 from slackwater.common.domains.slots.rules import Hyper
 from slackwater.common.domains.slots.serving import serve, served_copy, served_word
 from slackwater.schemas.base import JobId
-from slackwater.schemas.jobs import Consistency, DType, TensorSpec, UpdateRule
+from slackwater.schemas.jobs import Consistency
 from slackwater.schemas.placement import BucketLayout, JobPlan
+from slackwater.schemas.tensors import DType, TensorSpec, UpdateRule
 
 OWNER = owner_word("a1")
 

@@ -18,8 +18,8 @@ from slackwater.common.domains.slots.consistency import (
 from slackwater.common.domains.slots.region import SlotRegion
 from slackwater.common.domains.slots.rules import RULES, Hyper, scalars, step
 from slackwater.schemas.base import JobId
-from slackwater.schemas.jobs import TensorSpec, UpdateRule
 from slackwater.schemas.placement import BucketLayout, JobPlan
+from slackwater.schemas.tensors import TensorSpec, UpdateRule
 
 WORKERS = 3
 ELEMENTS = 37

@@ -9,11 +9,12 @@ import pytest
 from slackwater.common.domains.slots import folding
 from slackwater.common.domains.slots.folding import blame, check_hypers, commit, fold, replay
 from slackwater.common.domains.slots.layout import plan_buckets
-from slackwater.common.domains.slots.region import Buffer, Hyper, SlotRegion
+from slackwater.common.domains.slots.region import Buffer, SlotRegion
+from slackwater.common.domains.slots.rules import Hyper
 from slackwater.common.transport.region import Region
 from slackwater.schemas.base import JobId
-from slackwater.schemas.jobs import TensorSpec, UpdateRule
 from slackwater.schemas.placement import JobPlan
+from slackwater.schemas.tensors import TensorSpec, UpdateRule
 
 TENSORS = (TensorSpec(name="weight", shape=(50, 4)), TensorSpec(name="bias", shape=(9,)))
 UPDATE = UpdateRule(name="adam", learning_rate=0.01)

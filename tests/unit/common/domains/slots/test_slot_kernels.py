@@ -24,7 +24,7 @@ from slackwater.common.domains.slots.rules import (
     step,
     widen,
 )
-from slackwater.schemas.jobs import DType, UpdateRule
+from slackwater.schemas.tensors import DType, UpdateRule
 
 Slots = NDArray[np.generic]
 PAIRS: list[tuple[str, DType]] = [(rule, dtype) for rule in RULES for dtype in KERNEL_DTYPES]

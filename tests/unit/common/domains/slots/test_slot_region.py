@@ -10,10 +10,11 @@ from tests.regions import count
 
 from slackwater.common.base.errors import Rejected
 from slackwater.common.domains.slots.layout import plan_buckets, tensor_at
-from slackwater.common.domains.slots.region import Hyper, SlotRegion, owner_word
+from slackwater.common.domains.slots.region import SlotRegion, owner_word
+from slackwater.common.domains.slots.rules import Hyper
 from slackwater.schemas.base import JobId
-from slackwater.schemas.jobs import TensorSpec, UpdateRule
 from slackwater.schemas.placement import JobPlan
+from slackwater.schemas.tensors import TensorSpec, UpdateRule
 
 TENSORS = (
     TensorSpec(name="weight", shape=(30, 7)),

@@ -10,8 +10,8 @@ from slackwater.common.domains.slots.region import SlotRegion
 from slackwater.common.domains.slots.sizes import Size
 from slackwater.common.domains.slots.virtual import assigned, by_process, process_of, seed_of
 from slackwater.schemas.base import WORKERS_MAX, JobId
-from slackwater.schemas.jobs import TensorSpec, UpdateRule
 from slackwater.schemas.placement import JobPlan
+from slackwater.schemas.tensors import TensorSpec, UpdateRule
 
 SIZES = st.integers(1, WORKERS_MAX).flatmap(
     lambda virtual: st.tuples(st.just(virtual), st.integers(1, virtual))
