@@ -16,7 +16,7 @@ from slackwater.common.base.effects import Log, StartTimer
 from slackwater.common.base.words import number_of
 from slackwater.schemas.base import JobId
 from slackwater.schemas.gpus import Within
-from slackwater.services.master import scaling
+from slackwater.services.master import scaling, yielding
 from slackwater.services.master.admission import Hold, gathers, named
 from slackwater.services.master.gangs import fits_processes
 from slackwater.services.master.jobs import Job
@@ -49,7 +49,11 @@ def dispatch(state: State, now_s: float) -> bool:
         if schedule is state.gpus and not _settled(state, now_s):
             continue
         schedule.due = False
+        if schedule is state.slots:
+            yielding.take_back(state, now_s)
         _dispatch(state, schedule, now_s)
+        if schedule is state.slots:
+            yielding.give_way(state, now_s)
         asked_gpus |= schedule is state.gpus
     return asked_gpus
 

@@ -12,8 +12,9 @@ and their GPUs. What is to happen is stored before anything is ordered:
 A job of another kind, or one whose Agents are not there yet, saves, ends and starts at its new
 size. One that waits starts at it.
 
-What is idle is taken at once, before jobs that wait: somebody asked for it by name, and the answer
-says before whom. Whatever a policy takes from a job that runs it may take from this one afterwards.
+What is idle is taken at once, before jobs that wait, unless these have a higher priority and wait
+for slots: somebody asked for it by name, and the answer says before whom. Whatever a policy takes
+from a job that runs it may take from this one afterwards.
 """
 
 from typing import Any
@@ -149,11 +150,16 @@ def pursue(state: State, job: Job, now_s: float) -> None:
     wanted, has = record.workers, processes(record)
     if wanted == has or record.results or job.resting:
         return
-    allocation = (
-        _grown(state, record, wanted - has, now_s)
-        if wanted > has
-        else trimmed(record.allocation, wanted * (record.spec.gpus_each or 1))
-    )
+    if wanted > has and _outranked(state, record):
+        return
+    allocation: NodeAllocation | None
+    if wanted < has:
+        allocation = trimmed(record.allocation, wanted * (record.spec.gpus_each or 1))
+    elif record.spec.gpus or not lives(job):
+        allocation = _grown(state, record, wanted - has, now_s)
+    else:  # Some of them will do until there are all.
+        some = (_grown(state, record, more, now_s) for more in range(wanted - has, 0, -1))
+        allocation = next((found for found in some if found is not None), None)
     if allocation is None:
         return
     if lives(job):
@@ -162,6 +168,12 @@ def pursue(state: State, job: Job, now_s: float) -> None:
         reason = f"it goes on with {number_of(wanted, 'worker')}"
         leave(state, job, allocation, now_s, reason=reason, reallocations=record.reallocations + 1)
         advance(state, job)
+
+
+def _outranked(state: State, record: JobRecord) -> bool:
+    """Say whether a job of higher priority waits for slots."""
+    waiting = () if record.spec.gpus else state.slots.snapshot.waiting.values()
+    return any(seen.priority > record.spec.priority for seen in waiting)
 
 
 def lives(job: Job) -> bool:

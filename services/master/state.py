@@ -81,6 +81,8 @@ class State:
         self.slots = Schedule("slots", Scheduler(make("fifo", {"consolidate": "require"})))
         """Gives slots to jobs without GPUs: none overtakes the first that some node could hold."""
         self.gpus = Schedule("gpus", scheduler, Snapshot(durations or {}))
+        self.elastic: dict[JobId, Job] = {}
+        """Jobs without GPUs that run, and whose number of workers may change."""
         self.starting: dict[JobId, Job] = {}
         """Jobs that may wait until others have left their GPUs."""
         self.holders: dict[GpuId, dict[JobId, Job]] = {}
@@ -183,6 +185,10 @@ class State:
             self.nodes.taken.subtract(slots_held(old) if old is not None else {})
             self.nodes.taken.update(slots_held(new))
             self.slots.snapshot.show(new)
+        if new.state == "running" and new.spec.elastic and not new.spec.gpus:
+            self.elastic[job.id] = job
+        else:
+            self.elastic.pop(job.id, None)
         if new.state == "starting":
             self.starting[job.id] = job
         else:
@@ -197,6 +203,7 @@ class State:
             "placed": set(self.placed),
             "unsettled": set(self.unsettled),
             "settled": sorted(e for e in self.settled if e[1] not in self.usage.forgetting),
+            "elastic": set(self.elastic),
             "starting": set(self.starting),
             "holders": {gpu: set(jobs) for gpu, jobs in self.holders.items() if jobs},
             "slots taken": +self.nodes.taken,

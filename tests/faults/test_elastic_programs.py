@@ -16,6 +16,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -41,7 +42,7 @@ Running = tuple[EmbeddedCluster, Client]
 
 
 @asynccontextmanager
-async def running(transport: str = "", **options: int) -> AsyncIterator[Running]:
+async def running(transport: str = "", **options: Any) -> AsyncIterator[Running]:
     settings = ClusterOptions(
         controllers=1, aggregators=2, restarts_max=1000, restart_wait_s_max=0.05,
         **({"transport": transport} if transport else {}), **options,
@@ -156,6 +157,33 @@ async def test_hosts_come_and_go_under_kills(tmp_path: Path) -> None:
         killing.cancel()
         check(await ended(client), iterations)
         assert len(sizes) >= 3
+
+
+async def test_it_gives_slots_to_a_job_of_higher_priority_and_gets_them_back(
+    tmp_path: Path,
+) -> None:
+    """Of four slots two are given, to a job that starts on them at once; the master is killed
+    meanwhile."""
+    iterations = 900
+    urgent = JobSpec(
+        id="urgent", workers=2, priority=1, program=(sys.executable, "-c", "print(2)"),
+        folder=str(tmp_path),
+    )  # fmt: skip
+    async with running(worker={"slots": HOSTS_MAX}) as (cluster, client):
+        await client.submit(program(tmp_path, iterations, workers=HOSTS_MAX))
+        await goes_on(client, 20)
+        await client.submit(urgent)
+        cluster.supervisor.kill("master-m1", signal.SIGKILL)
+        assert (await ended(client, "urgent", within_s=30.0)).state == "completed"
+        for _ in range(300):
+            record = await client.job("counts")
+            if not record.resizing and sum(n for _, n in record.allocation) == HOSTS_MAX:
+                break
+            await asyncio.sleep(0.1)
+        assert record.state == "running", "it has its four hosts again"
+        check(await ended(client), iterations)
+        told = await facts_of(client, "counts", "gives-way")
+        assert [fact.reason for fact in told] == ["2 slots for job urgent, whose priority is 1"]
 
 
 async def paused(client: Client) -> None:

@@ -29,6 +29,7 @@ from slackwater.cli.submit_options import (
     From,
     Gpus,
     Id,
+    Preferred,
     Restarts,
     SaveEvery,
     SaveFraction,
@@ -82,6 +83,7 @@ def launch(
     hosts: Hosts = "",
     gpus: Gpus = 0,
     restarts: Restarts = 0,
+    priority: Preferred = 0,
     aggregate: Aggregate = "auto",
     checkpoint: Checkpoint = None,
     start_from: From = None,
@@ -138,7 +140,7 @@ def _spec(
         "workers": options["workers"] or options["gpus"] or 2,
         "env": environment(options["env"] or (), os.environ),
     }
-    fields |= {name: options[name] for name in ("gpus", "restarts", "aggregate")}
+    fields |= {name: options[name] for name in ("gpus", "restarts", "priority", "aggregate")}
     if options["checkpoint"] is not None:
         fields["checkpoint"] = str(options["checkpoint"].absolute())
     if options["start_from"] is not None:

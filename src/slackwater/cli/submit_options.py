@@ -229,7 +229,8 @@ Preferred = Annotated[
     typer.Option(
         min=-PRIORITY_MAX,
         max=PRIORITY_MAX,
-        help="Priority; policies that use it prefer the higher.",
+        help="Priority: of jobs that wait, higher ones come first, where the policy knows it; "
+        "elastic jobs without GPUs give them slots.",
         rich_help_panel=_ACCOUNT,
     ),
 ]

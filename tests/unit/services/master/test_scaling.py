@@ -221,14 +221,20 @@ def test_a_rank_that_was_missed_before_it_left_is_not_missed_when_it_joins_again
     assert harness.job("a").state == "running", harness.job("a").reason
 
 
-def test_a_job_grows_once_there_is_room() -> None:
+def test_a_job_grows_as_far_as_there_is_room() -> None:
     harness = Elastic(slots=3)
     answer = harness.answer(ScaleJob(job="a", workers=4))
     assert isinstance(answer, JobInfo)
-    assert (answer.job.workers, answer.job.allocation) == (4, ((N1, 2),))
-    harness.node(slots=4, running=(("a", 0), ("a", 1)))
+    assert (answer.job.workers, answer.job.allocation) == (4, ((N1, 3),))
+    harness.confirm()
+    harness.join(2)
+    harness.rank_0(3)
+    assert harness.settled() == (3, "running")
+    assert "1 more free slot" in harness.why("a")
+    harness.node(slots=4, running=(("a", 0), ("a", 1), ("a", 2)))
     harness.tick()
     assert harness.job("a").resizing == "joining"
+    assert harness.job("a").allocation == ((N1, 4),)
 
 
 def test_a_paused_job_starts_with_as_many_as_were_asked_for() -> None:
