@@ -10,6 +10,7 @@ import msgspec
 
 from slackwater.schemas.base import (
     BUCKETS_MAX,
+    FINITE_MAX,
     AggregatorId,
     Count,
     IdText,
@@ -83,6 +84,8 @@ class BucketsCopied(Message, kw_only=True, frozen=True, tag="bucket.copied"):
     distances: Annotated[tuple[Count, ...], msgspec.Meta(max_length=BINS)] = ()
     """How many pieces of the copies are at which distance, by its binary logarithm
     (common/domains/slots/saved_pieces.py); empty: it was not asked for, or not all are copied."""
+    moved: Annotated[float, msgspec.Meta(ge=0.0, le=FINITE_MAX)] | None = None
+    """The norm of all of them; None: it is not known."""
 
 
 class WriteBuckets(Message, kw_only=True, frozen=True, tag="bucket.write"):

@@ -43,6 +43,7 @@ FACTS: Final[dict[str, dict[str, type[Any]]]] = {
         **_all(JobEvent, "reverted", "expanded", "protected", "interfered"),
         **_all(JobEvent, "corrected", "unprofiled"),
         **_all(JobEvent, "optimizer-state-recovered", "optimizer-state-lost", "checkpointed"),
+        **_all(JobEvent, "save-interval"),
         **_all(JobEvent, "restored", "checkpoint-failed"),
         **_all(JobEvent, "rank-restarted", "hung", "gpus-idle", "deleted"),
         **_all(

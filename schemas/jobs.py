@@ -227,7 +227,8 @@ class JobSpec(Record, kw_only=True, frozen=True):
     and then: what is lost with an aggregator and its workers comes from there, and so does what
     another run begins with. Empty: they save nothing."""
     save_every_s: Seconds = 60.0
-    """Seconds within which all of it is saved once."""
+    """Seconds within which all of it is saved once; 0: its controller finds the interval that costs
+    least."""
     save_fraction: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] = 1.0
     """The part that is saved at a time, so much more often: what changed most since it was saved
     (SCAR: Qiao 2021, section 5.4.2)."""
@@ -248,8 +249,10 @@ class JobSpec(Record, kw_only=True, frozen=True):
                 f"noise: the job is {self.consistency}, so that its gradients are of different "
                 "parameters; leave noise out, or make the job synchronous"
             )
-        if self.save_to and not self.save_every_s:
-            raise ValueError("save_every_s: 0 beside save_to; give the seconds between two saves")
+        if not self.save_every_s and self.save_fraction < 1.0:
+            raise ValueError(
+                "save_every_s: 0, as its controller finds right, beside save_fraction; give seconds"
+            )
         for name in self.env:
             if name.startswith(OWN_ENV):
                 raise ValueError(f"env: {name} is set by the worker service itself; leave it out")

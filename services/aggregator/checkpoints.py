@@ -9,6 +9,7 @@ written, when another order comes, or after COPIES_S: a controller that was kill
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import isfinite, sqrt
 from pathlib import Path
 
 import numpy as np
@@ -104,20 +105,23 @@ class Checkpoints:
                     )
         copied = [self._copied(message, bucket) for bucket, _ in found]
         bins: tuple[int, ...] = ()
+        moved: float | None = None
         if message.distances and min(copied, default=-1) >= 0:
-            bins = await self._histogram(orders)
+            bins, moved = await self._distances(orders)
         answer = BucketsCopied(
             aggregator=self._core.id,
             attempt=message.attempt,
             now=tuple(held.slots.version for _, held in found),
             copied=tuple(copied),
             distances=bins,
+            moved=moved,
         )
         return CheckpointTold(effect.token, answer)
 
-    async def _histogram(self, orders: list[_Order]) -> tuple[int, ...]:
-        """Return how many pieces of the copies are at which distance from what was saved."""
-        sums = np.zeros(BINS, np.int64)
+    async def _distances(self, orders: list[_Order]) -> tuple[tuple[int, ...], float | None]:
+        """Return how many pieces of the copies are at which distance from what was saved, and the
+        norm of all, if all were saved."""
+        sums, squares = np.zeros(BINS, np.int64), 0.0
         for order in orders:
             copying, saved = order.copying, order.bucket.saved
             if copying.distances is None and copying.copy is not None:
@@ -125,7 +129,8 @@ class Checkpoints:
                 copying.distances = await self._off_loop(distances, parameters, saved)
             if copying.distances is not None:
                 sums += histogram(copying.distances)
-        return tuple(sums.tolist())
+                squares += float(np.square(copying.distances).sum())
+        return tuple(sums.tolist()), sqrt(squares) if isfinite(squares) else None
 
     def _found(self, message: CopyBuckets) -> list[tuple[Bucket, Held]] | Refused:
         """Return the buckets that are named, if all are here and have parameters."""

@@ -384,8 +384,7 @@ def _place_first(
 def _place_again(state: State, job: Job, homes: list[AggregatorId], now_s: float) -> None:
     """Lost buckets begin anew elsewhere, seeded from the workers' parameters."""
     old = job.record.places
-    lost = [b for b, (place, home) in enumerate(zip(old, homes, strict=True))
-            if place.aggregator != home]  # fmt: skip
+    lost = [b for b, home in enumerate(homes) if old[b].aggregator != home]
     places = tuple(
         BucketPlace(aggregator=home, location_epoch=place.location_epoch + 1)
         if bucket in set(lost)
@@ -393,6 +392,7 @@ def _place_again(state: State, job: Job, homes: list[AggregatorId], now_s: float
         for bucket, (place, home) in enumerate(zip(old, homes, strict=True))
     )
     gone = {old[bucket].aggregator for bucket in lost}
+    job.saving.interval.losses += len(gone)
     temporary = set(job.record.temporary) - gone
     if set(job.record.temporary) & gone:
         temporary |= {homes[bucket] for bucket in lost}

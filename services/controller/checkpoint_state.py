@@ -18,6 +18,7 @@ from typing import Final
 from slackwater.common.base.transitions import Story
 from slackwater.common.domains.slots.saved_pieces import threshold
 from slackwater.schemas.checkpoints import CheckpointPhase
+from slackwater.services.controller.save_interval import SaveInterval
 
 TRANSITIONS: Final[dict[CheckpointPhase, frozenset[CheckpointPhase]]] = {
     "looking": frozenset({"copying", "done", "failed"}),
@@ -46,6 +47,8 @@ class Saving:
     """The version of each bucket that was saved last."""
     failure: str = ""
     """Why the last one failed."""
+    interval: SaveInterval = field(default_factory=SaveInterval)
+    """Chosen for a job that leaves it to its controller."""
 
 
 @dataclass(slots=True)
@@ -85,8 +88,12 @@ class Checkpoint:
     above: int = -1
     """The bin above which pieces are written; -1: all are."""
     share: float = 0.0
+    measured: bool = False
+    """It is told how far the copies are from what was saved last."""
     distances: dict[str, Sequence[int]] = field(default_factory=dict)
     """Aggregator -> its histogram of distances."""
+    moved: dict[str, float] = field(default_factory=dict)
+    """Aggregator -> the norm of what changed in its buckets, where it is known."""
     heard: set[str] = field(default_factory=set)
     """Aggregators that have answered in this attempt."""
     story: Story = field(default_factory=Story, repr=False)
@@ -130,6 +137,7 @@ class Checkpoint:
         self.written.clear()
         self.nbytes.clear()
         self.distances.clear()
+        self.moved.clear()
 
     @property
     def attempt(self) -> int:
@@ -153,9 +161,12 @@ class Checkpoint:
         now: Sequence[int],
         copied: Sequence[int],
         distances: Sequence[int] = (),
+        moved: float | None = None,
     ) -> None:
         """Take an aggregator's answer, in `looking` or `copying`."""
         self.heard.add(aggregator)
+        if moved is not None:
+            self.moved[aggregator] = moved
         if distances:
             self.distances[aggregator] = distances
         self.now.update(zip(buckets, now, strict=True))

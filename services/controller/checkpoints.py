@@ -5,7 +5,7 @@ What is known of one is not durable: after a restart the same order, which whoev
 begins it anew. A folder has all files of an iteration, or what it has of it does not count.
 """
 
-from math import inf
+from math import hypot, inf
 from typing import Final
 
 from slackwater.common.base.effects import StartTimer
@@ -49,7 +49,8 @@ def tick(state: State, now_s: float) -> None:
             continue
         whole = saving.updates is None or saving.updates >= UPDATES_MAX
         saving.number += 1
-        saving.due_s = now_s + spec.save_every_s * spec.save_fraction
+        every_s = spec.save_every_s or saving.interval.every_s or state.config.save_every_min_s
+        saving.due_s = now_s + every_s * spec.save_fraction
         job.checkpoint = Checkpoint(
             request=f"saved-{saving.number}",
             folder=spec.save_to,
@@ -59,6 +60,7 @@ def tick(state: State, now_s: float) -> None:
             life=state.epoch,
             automatic=True,
             fraction=1.0 if whole else spec.save_fraction,
+            measured=not spec.save_every_s,
             before=saving.versions,
         )
         pursue(state, job, now_s)
@@ -70,6 +72,8 @@ def _ended(state: State, job: Job, made: Checkpoint, now_s: float) -> None:
     if made.automatic and made.phase == "done":
         saving.failure = ""
         saving.versions = made.copied or saving.versions
+        if made.measured and not made.unchanged:
+            _choose_interval(state, job, made, now_s)
         if not made.unchanged:
             saving.updates = (saving.updates or 0) + 1 if made.partial else 0
     if made.phase == "failed":
@@ -81,6 +85,19 @@ def _ended(state: State, job: Job, made: Checkpoint, now_s: float) -> None:
             job, "checkpointed", now_s, iteration=str(made.iteration), folder=made.folder,
             bytes=str(sum(made.nbytes.values())), took_s=f"{made.ended_s - made.begun_s:.3f}",
         )  # fmt: skip
+
+
+def _choose_interval(state: State, job: Job, made: Checkpoint, now_s: float) -> None:
+    """Let the interval follow from what was saved, and tell where it became another one."""
+    interval, homes = job.saving.interval, len(_homes(job))
+    known = len(made.moved) == homes
+    moved = hypot(*made.moved.values()) if known else None
+    took_s, config = made.ended_s - made.begun_s, state.config
+    if interval.saved(
+        made.iteration, made.begun_s, took_s, moved, homes, config.aggregator_mtbf_s,
+        config.save_every_min_s,
+    ):  # fmt: skip
+        state.tell(job, "save-interval", now_s, why=interval.described)
 
 
 def order(state: State, job: Job | None, asked: CheckpointJob, now_s: float) -> Message:
@@ -147,7 +164,8 @@ def pursue(state: State, job: Job, now_s: float) -> None:
         elif aggregator not in made.heard:
             message = CopyBuckets(
                 job=job.id, request=made.request, attempt=made.attempt, buckets=tuple(buckets),
-                version=made.version, look=made.phase == "looking", distances=made.partial,
+                version=made.version, look=made.phase == "looking",
+                distances=made.partial or made.measured,
             )  # fmt: skip
             key = CopyAsked(job.id, aggregator)
             state.ask_aggregator(key, "copy", aggregator, message, now_s, insist=False)
@@ -173,7 +191,7 @@ def _write(job: Job, made: Checkpoint, buckets: list[int]) -> WriteBuckets:
         iteration=made.iteration,
         folder=made.folder,
         prune=made.automatic,
-        remember=made.automatic and record.spec.save_fraction < 1.0,
+        remember=made.measured or (made.automatic and record.spec.save_fraction < 1.0),
         above=made.above,
         share=made.share,
     )
@@ -195,7 +213,7 @@ def copied(state: State, job: Job, aggregator: AggregatorId, answer: Message, no
     elif len(here) != len(answer.now):
         made.begin_anew("a bucket moved", now_s)
     else:
-        made.told(aggregator, here, answer.now, answer.copied, answer.distances)
+        made.told(aggregator, here, answer.now, answer.copied, answer.distances, answer.moved)
         if made.heard >= homes.keys() and made.decide(now_s):
             pursue(state, job, now_s)
     if made.over:

@@ -48,6 +48,11 @@ class ControllerConfig(ServiceConfig, kw_only=True, frozen=True):
     rehost_after_s: Duration = 15.0
     """Seconds without a sign of an aggregator after which its buckets go elsewhere, their optimiser
     state lost. Its supervisor's word that it starts it anew is a sign."""
+    aggregator_mtbf_s: Duration = 2_592_000.0
+    """Seconds in which an aggregator is expected to lose its memory once, before it was watched: so
+    follows how often jobs are saved that leave it to their controller."""
+    save_every_min_s: Duration = 10.0
+    """Seconds between two saves of such a job at least, and between the first ones."""
     migration_s: Duration = 15.0
     """Seconds between two looks at who holds what while a migration has not finished."""
     worker_done_s: Duration = 5.0

@@ -142,6 +142,7 @@ def _begin_anew(
             state, job, bucket, BucketPlace(aggregator=aggregator, location_epoch=epoch)
         )
     job.confirmed.pop(aggregator, None)
+    job.saving.interval.losses += 1
     state.change(job, places=job.record.places)
     hosting.settle(state, job, now_s)
     state.tell(

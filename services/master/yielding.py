@@ -96,7 +96,7 @@ def _give(state: State, job: Job, kept: int, to: JobId, now_s: float) -> None:
     record = job.record
     slots = number_of(processes(record) - kept, "slot")
     if not record.workers:
-        state.change(job, now_s, workers=asked(record))  # So many it gets back.
+        state.change(job, now_s, workers=asked(record))  # It gets so many back.
     priority = state.jobs[to].record.spec.priority
     state.tell(job, "gives-way", now_s, f"{slots} for job {to}, whose priority is {priority}")
     begin(state, job, trimmed(job.record.allocation, kept), now_s)

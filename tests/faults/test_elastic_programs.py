@@ -162,7 +162,7 @@ async def test_hosts_come_and_go_under_kills(tmp_path: Path) -> None:
 async def test_it_gives_slots_to_a_job_of_higher_priority_and_gets_them_back(
     tmp_path: Path,
 ) -> None:
-    """Of four slots two are given, to a job that starts on them at once; the master is killed
+    """Two of four slots are given, to a job that starts on them at once; the master is killed
     meanwhile."""
     iterations = 900
     urgent = JobSpec(

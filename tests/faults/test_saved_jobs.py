@@ -31,11 +31,14 @@ SPEC: JobSpec = workload().jobs[0].spec
 
 @asynccontextmanager
 async def cluster_of(
-    aggregators: int, environment: dict[str, dict[str, str]] | None = None, **aggregator: Any
+    aggregators: int,
+    environment: dict[str, dict[str, str]] | None = None,
+    controller: dict[str, Any] | None = None,
+    **aggregator: Any,
 ) -> AsyncIterator[tuple[EmbeddedCluster, Client]]:
     options = ClusterOptions(
         controllers=1, aggregators=aggregators, cpu_share=0.15, transport="auto",
-        environment=environment or {}, aggregator=aggregator,
+        environment=environment or {}, aggregator=aggregator, controller=controller or {},
     )  # fmt: skip
     async with EmbeddedCluster(options) as cluster, connect(cluster.url, "test") as client:
         yield cluster, client
@@ -148,3 +151,24 @@ async def test_a_paused_job_whose_aggregators_are_lost_goes_on_from_its_checkpoi
     assert told, "its regions were lost"
     assert all(fact.detail["behind"] == "0" for fact in told), told
     assert mismatch(record) is None
+
+
+async def test_a_job_that_leaves_it_to_its_controller_is_saved_ever_more_rarely(
+    tmp_path: Path,
+) -> None:
+    """Aggregators tell how far parameters went, a save takes little time beside a month without a
+    failure: each interval is twice the one before."""
+    spec = msgspec.structs.replace(
+        SPEC, iterations=100_000, save_to=str(tmp_path), save_every_s=0.0
+    )
+    async with cluster_of(3, controller={"save_every_min_s": 0.2}) as (_, client):
+        await client.submit(spec)
+        async with asyncio.timeout(60.0):
+            told: list[JobEvent] = []
+            while len(told) < 3:
+                await asyncio.sleep(0.2)
+                told = await facts_of(client, spec.id, "save-interval")
+        await client.cancel(spec.id)
+    every = [float(fact.detail["why"].split()[2]) for fact in told[:3]]
+    assert every == pytest.approx([0.4, 0.8, 1.6])
+    assert newest_of_buckets(tmp_path)[0].iteration > 0

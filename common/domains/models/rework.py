@@ -6,17 +6,25 @@ a smaller one where only what was lost is read back (section 5.4.1). Pure; dista
 parameters, all in the same unit.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import exp, inf, log, log1p, sqrt
 from typing import Final, NamedTuple
 
 import numpy as np
-from scipy.integrate import quad
-from scipy.optimize import minimize_scalar
+from numpy.typing import NDArray
 
 from slackwater.common.base.errors import Rejected
 
+_Numbers = NDArray[np.float64]
 _ITERATIONS_MAX: Final = 1e9
+_GRID: Final = 100
+_LOOKS: Final = 4
+"""Looks at a grid, each at a fiftieth of the one before."""
+_MOMENTS: Final = (np.arange(64) + 0.5) / 64
+"""Moments of a period at which a failure may come."""
+MOVES_MIN: Final = 3
+SLOWEST: Final = 1.0 - 1e-7
+"""The contraction of training of which none is seen."""
 
 
 class Perturbation(NamedTuple):
@@ -80,9 +88,13 @@ def recovery_rework(contraction: float, iterations: float, lost: float) -> float
     by sqrt(p) of that (theorem 5.4.2); eq. 5.6 is then the same at any time. It is k for all of
     them: full recovery repeats every iteration.
     """
+    return float(_reworks(contraction, np.array([iterations]), lost)[0])
+
+
+def _reworks(contraction: float, ages: _Numbers, lost: float) -> _Numbers:
     rate, part = -log(contraction), sqrt(lost)
     kept = log1p(-part) if part < 1.0 else -inf
-    return float(np.logaddexp(kept, log(part) + iterations * rate)) / rate
+    return np.asarray(np.logaddexp(kept, log(part) + ages * rate) / rate, np.float64)
 
 
 class Interval(NamedTuple):
@@ -123,21 +135,51 @@ def best_interval(
     if not 0.0 <= recovery_s < inf:
         raise Rejected(f"recovery_s {recovery_s}: give seconds, 0 or more")
 
-    def rework_s(iterations: float) -> float:
-        return iteration_s * _mean_rework(contraction, iterations, lost)
+    low, high = 0.0, log(_ITERATIONS_MAX)
+    for _ in range(_LOOKS):
+        grid = np.linspace(low, high, _GRID + 1)
+        iterations = np.exp(grid)
+        rework_s = iteration_s * _mean_rework(contraction, iterations, lost)
+        cost = checkpoint_s / (iterations * iteration_s) + failures_per_s * (recovery_s + rework_s)
+        at = int(cost.argmin())
+        low, high = grid[max(0, at - 1)], grid[min(_GRID, at + 1)]
+    best = float(iterations[at])
+    return Interval(best * iteration_s, best, float(cost[at]), float(rework_s[at]))
 
-    def cost(iterations: float) -> float:
-        saving = checkpoint_s / (iterations * iteration_s)
-        return saving + failures_per_s * (recovery_s + rework_s(iterations))
 
-    bounds = 0.0, log(_ITERATIONS_MAX)
-    best = exp(minimize_scalar(lambda x: cost(exp(x)), bounds=bounds, method="bounded").x)
-    return Interval(best * iteration_s, best, cost(best), rework_s(best))
+def _mean_rework(contraction: float, iterations: _Numbers, lost: float) -> _Numbers:
+    """Average over failures at any moment of periods of so many iterations."""
+    ages = np.multiply.outer(iterations, _MOMENTS)
+    return np.asarray(_reworks(contraction, ages, lost).mean(axis=-1), np.float64)
 
 
-def _mean_rework(contraction: float, iterations: float, lost: float) -> float:
-    """Average over failures at any moment of a period."""
-    return float(quad(lambda part: recovery_rework(contraction, part * iterations, lost), 0, 1)[0])
+class Move(NamedTuple):
+    """How far parameters went between two iterations: the norm of their difference."""
+
+    first: int
+    last: int
+    norm: float
+
+
+def contraction_of(moves: Sequence[Move]) -> float | None:
+    """Estimate c from how far training moved in some stretches of iterations; None: of too few.
+
+    Along the axis that contracts slowest, from i to i + n it moves by A c^i (1 - c^n). The c is
+    returned for which the moves agree best about A. Training that only wanders, by the noise of its
+    gradients, moves by as much in the end as at the begin: it is `SLOWEST`.
+    """
+    known = [move for move in moves if move.last > move.first and 0.0 < move.norm < inf]
+    if len(known) < MOVES_MIN:
+        return None
+    first, last, norms = np.array(known, np.float64).T
+    low, high = log(1.0 - SLOWEST), log(0.99)
+    for _ in range(_LOOKS):
+        grid = np.linspace(low, high, _GRID + 1)  # The logarithm of 1 - c.
+        rates = np.log1p(-np.exp(grid))[:, None]
+        sizes = np.log(norms) - first * rates - np.log(-np.expm1((last - first) * rates))
+        at = int(sizes.var(axis=1).argmin())
+        low, high = grid[max(0, at - 1)], grid[min(_GRID, at + 1)]
+    return 1.0 - exp(float(grid[at]))
 
 
 def _check(contraction: float, distance: float) -> None:

@@ -220,7 +220,8 @@ def _gpus(record: JobRecord) -> Iterator[tuple[str, str]]:
         yield "Checkpoints", spec.checkpoint
     if spec.save_to:
         part = f", {spec.save_fraction:g} of it at a time" if spec.save_fraction < 1.0 else ""
-        yield "Saved", f"in {spec.save_to}, within {spec.save_every_s:g} s{part}"
+        within = f"within {spec.save_every_s:g} s" if spec.save_every_s else "as often as it pays"
+        yield "Saved", f"in {spec.save_to}, {within}{part}"
     if spec.start_from:
         yield "Begins with", f"the checkpoint in {spec.start_from}"
     if record.reallocations or record.reallocation_s:

@@ -288,7 +288,8 @@ def saving(options: Mapping[str, Any], named: str = "") -> dict[str, Any]:
     if options["save_to"] is not None:
         fields["save_to"] = str(options["save_to"].absolute())
     if options["save_every"]:
-        fields["save_every_s"] = seconds(options["save_every"], "--save-every")
+        itself = options["save_every"] == "auto"
+        fields["save_every_s"] = 0.0 if itself else seconds(options["save_every"], "--save-every")
     if options["save_fraction"] < 1.0:
         fields["save_fraction"] = options["save_fraction"]
     if {"save_every_s", "save_fraction"} & fields.keys() and not (named or "save_to" in fields):

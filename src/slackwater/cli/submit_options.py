@@ -299,7 +299,8 @@ SaveTo = Annotated[
 SaveEvery = Annotated[
     str,
     typer.Option(
-        help="How long it takes until all is saved once, for example 5m; by default 1m.",
+        help="How long it takes until all is saved once, for example 5m, by default 1m; auto: as "
+        "follows from how fast it trains and how often aggregators are lost.",
         rich_help_panel=_STOPS,
     ),
 ]

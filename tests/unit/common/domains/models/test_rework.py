@@ -3,14 +3,18 @@
 from math import log, sqrt
 from random import Random
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from slackwater.common.base.errors import Rejected
 from slackwater.common.domains.models.rework import (
+    SLOWEST,
+    Move,
     Perturbation,
     best_interval,
+    contraction_of,
     endless_rework_bound,
     recovery_rework,
     rework_bound,
@@ -106,6 +110,41 @@ def test_no_other_interval_is_cheaper(c: float, lost: float) -> None:
     full = best_interval(c, 0.1, 2.0, 1.0 / 600.0)
     assert found.overhead <= full.overhead * (1 + 1e-9)
     assert found.period_s >= full.period_s * (1 - 1e-3), "the less is lost, the rarer"
+
+
+@given(
+    c=st.floats(0.5, 0.9999), size=st.floats(1e-6, 1e6),
+    stretches=st.lists(st.integers(1, 60), min_size=3, max_size=8),
+)  # fmt: skip
+def test_a_contraction_is_found_in_how_far_training_moves(
+    c: float, size: float, stretches: list[int]
+) -> None:
+    moves, at = [], 10
+    for each in stretches:
+        moves.append(Move(at, at + each, size * c**at * (1.0 - c**each)))
+        at += each
+    found = contraction_of(moves)
+    assert found is not None
+    assert 1.0 - found == pytest.approx(1.0 - c, rel=0.01)
+
+
+def test_training_that_wanders_contracts_not_at_all_and_of_two_moves_nothing_is_said() -> None:
+    wanders = [Move(at, at + 10, 2.0) for at in range(0, 80, 10)]
+    assert contraction_of(wanders) == pytest.approx(SLOWEST, abs=1e-6)
+    assert contraction_of(wanders[:2]) is None
+    assert contraction_of([Move(0, 10, 0.0)] * 5) is None, "it stands still"
+
+
+def test_a_contraction_of_descent_on_a_quadratic_is_that_of_its_slowest_axis() -> None:
+    """At the begin, fast axes move, too: the newest moves alone tell."""
+    w, moves = np.array([1.0, 1.0, 1.0, 1.0]), []
+    factors = 1.0 - np.array(CURVATURES)
+    for at in range(0, 160, 20):
+        moved = w * factors**20
+        moves.append(Move(at, at + 20, norm(list(w - moved))))
+        w = moved
+    found = contraction_of(moves[-5:])
+    assert found == pytest.approx(CONTRACTION, abs=1e-3)
 
 
 @pytest.mark.parametrize(
