@@ -74,7 +74,7 @@ def give_way(state: State, now_s: float) -> None:
         return
     lower = [job for job in state.elastic.values() if job.record.spec.priority < waits.priority]
     if any(job.record.resizing in ("ordered", "leaving") for job in lower):
-        return  # What they leave may be enough.
+        return  # The slots that they leave may be enough.
     givers = sorted(
         (job for job in lower if lives(job)),
         key=lambda job: (job.record.spec.priority, -job.record.started_s, job.id),

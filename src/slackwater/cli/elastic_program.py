@@ -40,11 +40,16 @@ def program_of(words: list[str], hosts: str) -> tuple[str, ...] | None:
         return None
     if not Path(words[0]).is_file():
         raise Usage(f"{shown(words[0])} is not a file: name the program, for example app.py")
-    if "elastic" not in Path(words[0]).read_text(errors="replace"):
+    text = Path(words[0]).read_text(errors="replace")
+    if "elastic" not in text:
         raise Usage(
             f"{shown(words[0])} is not an elastic program, it does not import slackwater.elastic: "
             f"a command comes after --: slackwater launch -- {shlex.join(['python', words[0]])}"
         )
+    try:
+        compile(text, words[0], "exec")
+    except SyntaxError as error:  # It would be started again and again: it never comes to us.
+        raise Usage(f"{shown(words[0])}, line {error.lineno}: {error.msg}") from error
     bounds(hosts)
     return "python", words[0]
 

@@ -178,7 +178,7 @@ class DriverCore:
     def _in_window(self, place: _Place) -> dict[int, Order]:
         return dict(islice(place.out.items(), self._window))
 
-    def report(self, iteration: int, of: int, **measured: float) -> None:
+    def report(self, iteration: int, of: int, /, **measured: float) -> None:
         if not self._replaying:
             self._out.append(Report(iteration, of, measured))
 

@@ -23,7 +23,7 @@ class Run(Protocol):
         """Let the executor run the task after those that it was given before."""
         ...
 
-    def report(self, iteration: int, of: int, **measured: float) -> None:
+    def report(self, iteration: int, of: int, /, **measured: float) -> None:
         """Tell people how far the program is, and what was measured."""
         ...
 

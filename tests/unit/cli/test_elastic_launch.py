@@ -34,6 +34,10 @@ def test_a_program_is_a_file_that_is_there(tmp_path: Path) -> None:
         program_of([str(tmp_path / "train.py")], "")
     with pytest.raises(Usage, match="is not a file"):
         program_of([str(tmp_path / "other.py")], "")
+    broken = tmp_path / "broken.py"
+    broken.write_text("from slackwater import elastic\nclass App(\n")
+    with pytest.raises(Usage, match=r"broken\.py', line 2: '\(' was never closed"):
+        program_of([str(broken)], "")
 
 
 def test_a_long_name_still_makes_an_id() -> None:

@@ -103,7 +103,7 @@ class Recorded:
     def dispatch(self, executor: int, task: Any) -> None:
         self.sent.append((executor, task))
 
-    def report(self, iteration: int, of: int, **measured: float) -> None:
+    def report(self, iteration: int, of: int, /, **measured: float) -> None:
         self.told.append((iteration, next(iter(measured.values()), None)))
 
     def end(self, result: Any = None) -> None:
@@ -159,6 +159,11 @@ def test_in_a_sweep_each_executor_has_each_part_and_no_two_have_one_at_once() ->
 
 
 def test_a_rotation_measures_means_of_numbers_and_nothing_of_text() -> None:
+    run, driver = Recorded(1), Rotation(1, measured="of")
+    driver.start(run)
+    driver.done(run, 0, -1, None)
+    driver.done(run, 0, 0, 7.0)
+    assert run.result == {"sweeps": 1, "of": 7.0}, "any name will do"
     for results, value in (([1.0, 3.0], 2.0), (["a", None], None), ([5, "a"], 5.0)):
         run, driver = Recorded(2), Rotation(1)
         driver.start(run)
