@@ -16,7 +16,8 @@ from numba import njit
 from slackwater import elastic
 from slackwater.elastic import Rotation, Table
 
-TOPICS, EXECUTORS, SWEEPS, ALPHA, BETA = 20, 8, int(os.environ.get("SWEEPS", "30")), 0.1, 0.01
+TOPICS, SWEEPS = (int(os.environ.get(*each)) for each in (("TOPICS", "20"), ("SWEEPS", "30")))
+EXECUTORS, ALPHA, BETA = 8, 0.1, 0.01
 
 
 def corpus():
