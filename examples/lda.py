@@ -16,8 +16,10 @@ from numba import njit
 from slackwater import elastic
 from slackwater.elastic import Rotation, Table
 
-TOPICS, SWEEPS = (int(os.environ.get(*each)) for each in (("TOPICS", "20"), ("SWEEPS", "30")))
-EXECUTORS, ALPHA, BETA = 8, 0.1, 0.01
+TOPICS, EXECUTORS, SWEEPS = (
+    int(os.environ.get(*each)) for each in (("TOPICS", "20"), ("EXECUTORS", "8"), ("SWEEPS", "30"))
+)
+ALPHA, BETA = 0.1, 0.01
 
 
 def corpus():
@@ -41,26 +43,27 @@ VOCABULARY = int(WORDS.max()) + 1
 BOUNDS = [VOCABULARY * i // EXECUTORS for i in range(EXECUTORS + 1)]
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, fastmath=True)
 def sample(docs, words, z, rows, of_docs, sums, beta_sum, seed):
-    """Draw the topic of each token anew; return the sum of the tokens' log likelihoods."""
+    """Draw the topic of each token anew; return the sum of the logarithms of their weights."""
     np.random.seed(seed)
-    p, total = np.empty(sums.size), 0.0
+    p, total = np.empty(sums.size, np.float32), 0.0
+    inverse = (1.0 / (sums + beta_sum)).astype(np.float32)
     for n in range(z.size):
-        d, w, old = docs[n], words[n], z[n]
-        of_docs[d, old] -= 1
-        rows[w, old] -= 1
-        sums[old] -= 1
-        s = 0.0
-        for k in range(sums.size):
-            s += (of_docs[d, k] + ALPHA) * (rows[w, k] + BETA) / (sums[k] + beta_sum)
-            p[k] = s
-        new = min(np.searchsorted(p, np.random.random() * s, side="right"), sums.size - 1)
-        of_docs[d, new] += 1
-        rows[w, new] += 1
-        sums[new] += 1
-        z[n] = new
-        total += np.log(s / (of_docs[d].sum() - 1 + ALPHA * sums.size))
+        doc, word, k = of_docs[docs[n]], rows[words[n]], z[n]
+        doc[k], word[k], sums[k] = doc[k] - 1, word[k] - 1, sums[k] - 1
+        inverse[k] = 1.0 / (sums[k] + beta_sum)
+        s, k = np.float32(0.0), 0
+        for i in range(p.size):
+            p[i] = (doc[i] + np.float32(ALPHA)) * (word[i] + np.float32(BETA)) * inverse[i]
+            s += p[i]
+        left = np.random.random() * s
+        while k < p.size - 1 and left >= p[k]:
+            left, k = left - p[k], k + 1
+        doc[k], word[k], sums[k] = doc[k] + 1, word[k] + 1, sums[k] + 1
+        inverse[k] = 1.0 / (sums[k] + beta_sum)
+        z[n] = k
+        total += np.log(s)
     return total
 
 
@@ -91,20 +94,21 @@ class Lda(elastic.App):
             at = slice(*np.searchsorted(self.words, (lo, hi)))
             rows, sums = ctx.get("words", np.arange(lo, hi)), ctx.get("topics")
             before, total = rows.copy(), sums.copy()
-            likelihood = sample(
+            weights = sample(
                 self.docs[at], self.words[at] - lo, self.z[at], rows, self.of_docs, sums[0],
                 BETA * VOCABULARY, 1000 * turn + self.number,
             )  # fmt: skip
             ctx.update("words", rows - before, np.arange(lo, hi))
             ctx.update("topics", sums - total)
-            return likelihood, at.stop - at.start
+            lengths = self.of_docs.sum(1) - 1 + ALPHA * TOPICS
+            return weights - np.log(lengths)[self.docs[at]].sum(), at.stop - at.start
 
         def save(self):
             return self.z
 
         def restore(self, state):
             self.z = state
-            self.of_docs = np.zeros((self.docs.max() + 1, TOPICS), np.int64)
+            self.of_docs = np.zeros((self.docs.max() + 1, TOPICS), np.int32)
             np.add.at(self.of_docs, (self.docs, self.z), 1)
 
     def finish(self, tables, result):

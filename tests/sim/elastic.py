@@ -112,6 +112,8 @@ class Disk:
 
 
 class MemoryFiles:
+    durable = True
+
     def __init__(self, disk: Disk, kills: Kills) -> None:
         self._disk, self._kills = disk, kills
 

@@ -190,8 +190,11 @@ class WorkerBucket:
                 np.negative(added, out=values)
             else:
                 word, whole = ALL, slot.reshape(-1, width)
-                whole[:] = 0.0
-                whole[numbers] = -added
+                if len(numbers) == len(whole):
+                    np.negative(added, out=whole)
+                else:
+                    whole[:] = 0.0
+                    whole[numbers] = -added
             self._note_rows(word)
             self.iteration += 1
 

@@ -11,7 +11,7 @@ is taken by what is read and added to.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,8 @@ from slackwater.common.base.errors import Rejected
 from slackwater.common.domains.slots.rules import Floats
 from slackwater.elastic.app import EXACT_MAX, Table
 
+_MARKED_PART: Final = 8
+"""Rows of which this part was touched are sorted by marking them."""
 Rows = NDArray[np.int64] | None
 Update = Floats | RowUpdates
 """An array as large as its table, or rows."""
@@ -72,10 +74,11 @@ class TableCache:
                 f"table {name}: an update of shape {given.shape}, what it goes to has {shape}"
             )
         added = given.astype(np.float32, copy=False)
-        if not np.isfinite(added).all():
-            raise Rejected(f"table {name}: an update with NaN or infinity")
-        if table.dtype == "int32" and (added != np.rint(added)).any():
-            raise Rejected(f"table {name}: its numbers are whole, the update's are not")
+        if given.dtype.kind == "f":
+            if not np.isfinite(added).all():
+                raise Rejected(f"table {name}: an update with NaN or infinity")
+            if table.dtype == "int32" and (added != np.rint(added)).any():
+                raise Rejected(f"table {name}: its numbers are whole, the update's are not")
         self._cached[name].add(at, added)
 
     def _table(self, name: str) -> Table:
@@ -197,6 +200,18 @@ class _Whole:
         self._values = None
 
 
+def _is_ascending(rows: RowNumbers) -> bool:
+    """Say whether none is there twice, and all are in order."""
+    return bool((rows[1:] > rows[:-1]).all())
+
+
+def _place(rows: RowNumbers) -> RowNumbers | slice:
+    """Return rows as what indexes them: a slice, which costs no gathering, if they are a run."""
+    if len(rows) and rows[-1] - rows[0] == len(rows) - 1 and _is_ascending(rows):
+        return slice(int(rows[0]), int(rows[-1]) + 1)
+    return rows
+
+
 class _Sums:
     """Sums of updates, by row. Memory that is never touched is none."""
 
@@ -208,21 +223,29 @@ class _Sums:
     def rows(self) -> RowNumbers:
         """The rows that were added to, ascending."""
         if len(self._added) > 1:
-            self._added = [np.unique(np.concatenate(self._added))]
+            self._added = [self._all_added()]
         return self._added[0] if self._added else np.empty(0, np.int64)
+
+    def _all_added(self) -> RowNumbers:
+        if sum(map(len, self._added)) * _MARKED_PART < len(self.values):
+            return np.unique(np.concatenate(self._added))
+        marks = np.zeros(len(self.values), np.bool_)
+        for rows in self._added:
+            marks[_place(rows)] = True
+        return np.flatnonzero(marks)
 
     def add(self, rows: RowNumbers, added: Floats) -> None:
         """Add to rows, of which one may be named twice."""
-        once = np.unique(rows)
-        if len(once) == len(rows):
-            self.values[rows] += added
+        if _is_ascending(rows):
+            self.values[_place(rows)] += added
+            self._added.append(rows)
         else:
             np.add.at(self.values, rows, added)
-        self._added.append(once)
+            self._added.append(np.unique(rows))
 
     def clear(self) -> None:
         """Begin anew."""
-        self.values[self.rows] = 0.0
+        self.values[_place(self.rows)] = 0.0
         self._added = []
 
 
@@ -230,13 +253,8 @@ class _ByRows:
     count = 0  # A rule that asks is not one of sparse tables.
 
     def __init__(self, table: Table, name: str, read: Callable[[str, RowNumbers], Floats]) -> None:
-        shape = table.shape
-        self._rule, self._name, self._read, self._every = (
-            table.rule,
-            name,
-            read,
-            np.arange(shape[0]),
-        )
+        shape, self._rule = table.shape, table.rule
+        self._name, self._read, self._every = name, read, np.arange(shape[0])
         self._values = np.zeros(shape, np.float32)
         self._tags = np.full(shape[0], -1)
         self._log, self._own = _Sums(shape), _Sums(shape)
@@ -244,24 +262,29 @@ class _ByRows:
 
     def values(self, at: Rows, version: int) -> Floats:
         rows = self._every if at is None else at
-        old = rows[self._tags[rows] < version]
-        if len(old):
-            old = np.unique(old)
-            self.fetches += 1
-            self._values[old] = self._read(self._name, old)
-            self._tags[old] = version
-        found = self._values[rows]
+        place = _place(rows)
+        stale = self._tags[place] < version
+        if stale.any():
+            self._fetch(rows[stale], version)
+        found = self._values[place]
         for sums in (self._log, self._own):
             if self._rule.shows and len(sums.rows):
-                found = self._rule.after(found, sums.values[rows], 1)
-        return found
+                found = self._rule.after(found, sums.values[place], 1)
+        return found.copy() if found.base is not None else found
+
+    def _fetch(self, rows: RowNumbers, version: int) -> None:
+        old = rows if _is_ascending(rows) else np.unique(rows)
+        place = _place(old)
+        self.fetches += 1
+        self._values[place] = self._read(self._name, old)
+        self._tags[place] = version
 
     def add(self, at: Rows, added: Floats) -> None:
         self._own.add(self._every if at is None else at, added)
 
     def complete(self) -> None:
         if len(rows := self._own.rows):
-            self._log.add(rows, self._own.values[rows])
+            self._log.add(rows, self._own.values[_place(rows)])
             self._own.clear()
 
     def discard(self) -> None:
@@ -270,15 +293,15 @@ class _ByRows:
     @property
     def log(self) -> RowUpdates | None:
         rows = self._log.rows
-        return RowUpdates(rows, self._log.values[rows]) if len(rows) else None
+        return RowUpdates(rows, self._log.values[_place(rows)]) if len(rows) else None
 
     def sent(self) -> None:
-        rows = self._log.rows
+        place = _place(self._log.rows)
         if self._rule.shows:
-            added = self._log.values[rows]
-            self._values[rows] = self._rule.after(self._values[rows], added, 1)
+            added = self._log.values[place]
+            self._values[place] = self._rule.after(self._values[place], added, 1)
         else:
-            self._tags[rows] = -1
+            self._tags[place] = -1
         self._log.clear()
 
     def clear(self) -> None:
@@ -289,12 +312,11 @@ def presented(name: str, table: Table, values: Floats) -> Any:
     """Return values in the table's dtype. Raises Rejected for counts that are not exact."""
     if table.dtype != "int32":
         return values
-    whole = np.rint(values)
-    if np.abs(whole).max(initial=0.0) >= EXACT_MAX:
+    if max(values.max(initial=0.0), -values.min(initial=0.0)) >= EXACT_MAX:
         raise Rejected(
             f"table {name}: a count of 2^24 or more is not exact; divide it into several rows"
         )
-    return whole.astype(np.int32)
+    return values.astype(np.int32)  # They are whole: so were all updates.
 
 
 def _rows(name: str, table: Table, rows: Any) -> Rows:

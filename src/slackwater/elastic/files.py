@@ -154,8 +154,33 @@ class RunJournal:
             self._file = None
 
 
+class NoFiles:
+    """Stands for the files of a program that runs alone: nothing outlives its process."""
+
+    durable = False
+
+    def seal(self, batch: Batch) -> None:
+        """Keep nothing, as all the others do."""
+
+    def sealed(self) -> Batch | None:
+        return None
+
+    def keep(self, executor: int, move: int, number: int, state: bytes) -> None: ...
+
+    def kept(self, executor: int, move: int, number: int) -> bytes | None:
+        return None
+
+    def settle(self, number: int) -> None: ...
+
+    def forget(self, executor: int) -> None: ...
+
+    def remove(self) -> None: ...
+
+
 class HostFolder:
     """The files of one rank, in one run."""
+
+    durable = True
 
     def __init__(self, folder: Path, run: str, rank: int) -> None:
         """Raises Rejected."""

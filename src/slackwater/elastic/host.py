@@ -89,6 +89,9 @@ class Tables(Protocol):
 class Files(Protocol):
     """The part of a host that outlives its process, of one run."""
 
+    durable: bool
+    """False: nothing outlives it, and nobody asks."""
+
     def seal(self, batch: Batch) -> None: ...
 
     def sealed(self) -> Batch | None:
@@ -353,7 +356,8 @@ class Host:
             return
         assert self._files is not None
         number = self._tables.number + 1
-        for executor in sorted(self._ran & self._executors.keys()):
+        kept = self._ran & self._executors.keys() if self._files.durable else ()
+        for executor in sorted(kept):
             if (state := self._state(executor)) is not None:
                 self._files.keep(executor, self._executors[executor].move, number, state)
         if self.failed:

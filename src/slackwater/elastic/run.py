@@ -45,7 +45,7 @@ from slackwater.elastic.app import App, Table, checked, described
 from slackwater.elastic.cache import Update, presented
 from slackwater.elastic.driver_core import Report
 from slackwater.elastic.failures import last_words
-from slackwater.elastic.files import HostFolder, RunJournal
+from slackwater.elastic.files import HostFolder, NoFiles, RunJournal
 from slackwater.elastic.host import Host
 from slackwater.elastic.server import DriverServer
 from slackwater.elastic.wire import HEAD, framed, release, sizes
@@ -132,7 +132,8 @@ class _Process:
         """When the last iterations ended."""
         self.host = Host(
             app, AgentTables(agent, app.tables),
-            lambda run: HostFolder(self._folder, run, agent.rank), self._send,
+            lambda run: NoFiles() if self._alone else HostFolder(self._folder, run, agent.rank),
+            self._send,
         )  # fmt: skip
 
     def live(self) -> Any:
