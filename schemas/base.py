@@ -69,6 +69,7 @@ GPUS_MAX: Final = 65_536
 """GPUs of one job."""
 NODE_GPUS_MAX: Final = 1024
 """GPUs, or parts of them, of one node."""
+NODE_SLOTS_MAX: Final = 1024
 BUCKETS_MAX: Final = 20_000
 """Buckets of one job."""
 TENSORS_MAX: Final = 20_000

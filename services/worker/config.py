@@ -6,7 +6,15 @@ import msgspec
 
 from slackwater.common.base.accounts import AccountRange
 from slackwater.common.shell.config import ServiceConfig
-from slackwater.schemas.base import NODE_GPUS_MAX, Cores, Count, IdText, MaybeId, NodeId
+from slackwater.schemas.base import (
+    NODE_GPUS_MAX,
+    NODE_SLOTS_MAX,
+    Cores,
+    Count,
+    IdText,
+    MaybeId,
+    NodeId,
+)
 from slackwater.schemas.gpus import FAKE, Gpu, GpuType
 
 
@@ -20,7 +28,7 @@ class WorkerConfig(ServiceConfig, kw_only=True, frozen=True):
     """The address at which ranks on other nodes reach this machine; empty: its host name."""
     state_dir: str = "/var/lib/slackwater/worker"
     """jobs/<job>/rank<k>.{log,result.json,...}: outlives a kill of this service."""
-    slots: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 64
+    slots: Annotated[int, msgspec.Meta(ge=1, le=NODE_SLOTS_MAX)] = 64
     """Processes of jobs without GPUs that may run at once."""
     gpus: Annotated[int, msgspec.Meta(ge=0, le=NODE_GPUS_MAX)] | Literal["auto"] = "auto"
     """GPUs that jobs may be given, numbered from 0 as CUDA numbers them; auto: those that NVIDIA's

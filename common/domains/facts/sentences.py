@@ -184,6 +184,8 @@ _JOB: Final[dict[str, Callable[[JobEvent], str]]] = {
         ("rank-restarted", "scaling", "joining", "resizing", "scaled", "executors-moved"),
         lambda fact: f"{fact.job}: {fact.reason}",
     ),
+    "gives-way": lambda fact: f"{fact.job} gives way" + _why(fact),
+    "save-interval": lambda fact: f"{fact.job} is {fact.detail.get('why', 'saved')}",
     "located": _located,
     "measured": _measured,
     "assigned": _assigned,

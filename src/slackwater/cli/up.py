@@ -32,7 +32,7 @@ from slackwater.console.options import Json
 from slackwater.console.outcome import err, reported
 from slackwater.console.sizes import size_bytes
 from slackwater.console.where import CLUSTER, named
-from slackwater.schemas.base import AGGREGATORS_MAX, ID_PATTERN, NODE_GPUS_MAX
+from slackwater.schemas.base import AGGREGATORS_MAX, ID_PATTERN, NODE_GPUS_MAX, NODE_SLOTS_MAX
 from slackwater.schemas.gpus import FAKE
 from slackwater.schemas.machine import LocalCluster, ServiceStatus
 
@@ -112,6 +112,16 @@ _GpuPolicy = Annotated[
         "`slackwater policy set` changes it later."
     ),
 ]
+_Slots = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        max=NODE_SLOTS_MAX,
+        help="Processes without GPUs that each node runs at a time; jobs wait for room. By default "
+        "64.",
+        show_default=False,
+    ),
+]
 _Nodes = Annotated[
     int,
     typer.Option(
@@ -175,6 +185,7 @@ def up(
     lend: Annotated[str, typer.Option(help="Bytes that each lender lends at most.")] = "4G",
     nodes: _Nodes = 1,
     gpus_per_node: _Gpus = None,
+    slots_per_node: _Slots = None,
     racks: _Racks = 1,
     gpu_type: _GpuType = FAKE,
     state_dir: _StateDir = None,
@@ -204,6 +215,7 @@ def up(
             },
             nodes=nodes,
             gpus_per_node="auto" if gpus_per_node is None else gpus_per_node,
+            worker={} if slots_per_node is None else {"slots": slots_per_node},
             gpu_type=gpu_type_named(gpu_type),
             racks=racks_named(racks, nodes),
             state_dir=state_dir,
