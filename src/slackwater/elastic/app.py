@@ -65,6 +65,8 @@ class Table:
         values = given.astype(np.float32)
         if not np.isfinite(values).all():
             raise Rejected(f"table {name}: its initial values are not all finite")
+        if self.dtype == "int32" and (values != np.rint(values)).any():
+            raise Rejected(f"table {name}: its numbers are whole, its initial values are not")
         self.rule.check_first(f"table {name}", values)
         return values
 

@@ -77,6 +77,8 @@ def test_first_values() -> None:
         Table(1, 3, init=np.ones(3)).first_values("w")
     with pytest.raises(Rejected, match="not all finite"):
         Table(1, 1, init=[[np.inf]]).first_values("w")
+    with pytest.raises(Rejected, match="its numbers are whole, its initial values are not"):
+        Table(1, 1, dtype="int32", init=[[0.5]]).first_values("w")
     with pytest.raises(Rejected, match=r"table w: an initial value is negative, which NonNegative"):
         Table(1, 1, init=[[-1.0]], rule=NonNegative()).first_values("w")
 
