@@ -12,7 +12,13 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Final
 
-from slackwater.common.domains.models.rework import SLOWEST, Move, best_interval, contraction_of
+from slackwater.common.domains.models.rework import (
+    MOVES_MIN,
+    SLOWEST,
+    Move,
+    best_interval,
+    contraction_of,
+)
 
 MOST_S: Final = 3600.0
 STEP_MAX: Final = 2.0
@@ -27,10 +33,13 @@ class SaveInterval:
     every_s: float | None = None
     """None: it is not known yet."""
     contraction: float | None = None
-    """Estimated from the newest saves; None: too few to tell."""
+    """Estimated from the newest saves; None: they do not tell, as where aggregators have no room to
+    remember what they saved. Then all of what is lost counts as to be trained again."""
     losses: int = 0
     """How often an aggregator lost buckets of the job."""
     _moves: deque[Move] = field(default_factory=lambda: deque(maxlen=MOVES_MAX))
+    _stretches: int = 0
+    """Saves that went on from the one before."""
     _first_s: float = inf
     _newest: tuple[int, float] | None = None
     """Iteration of the newest save, and when it began."""
@@ -53,13 +62,14 @@ class SaveInterval:
         newest, self._newest = self._newest, (iteration, begun_s)
         if newest is None or iteration <= newest[0] or begun_s <= newest[1]:
             return False
+        self._stretches += 1
         if moved is not None:
             self._moves.append(Move(newest[0], iteration, moved))
         self.contraction = contraction_of(list(self._moves))
-        if self.contraction is None:
+        if self._stretches < MOVES_MIN:
             return False
         wanted = best_interval(
-            self.contraction,
+            self.contraction or SLOWEST,
             iteration_s=(begun_s - newest[1]) / (iteration - newest[0]),
             checkpoint_s=max(took_s, 1e-3),
             failures_per_s=self.failures_per_s(begun_s, aggregators, mtbf_s),

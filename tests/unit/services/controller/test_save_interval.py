@@ -83,12 +83,16 @@ def test_losses_make_it_shorter() -> None:
     assert troubled.interval.every_s < 0.5 * calm.interval.every_s
 
 
-def test_without_knowing_how_far_it_went_it_stays_at_the_shortest() -> None:
-    """Aggregators of a release before tell nothing; one that was restarted has nothing to
-    compare with."""
+def test_where_nothing_tells_how_far_it_went_all_counts_as_to_be_trained_again() -> None:
+    """Aggregators of a release before do not tell, nor do those without room to remember."""
     job = Job(0.999)
-    assert not any(job.saved(known=False) for _ in range(10))
-    assert job.interval.every_s is None
+    for _ in range(12):
+        job.saved(known=False)
+    assert job.interval.contraction is None
+    rate = job.interval.failures_per_s(job.now_s, 4, DAY_S)
+    youngs = best_interval(SLOWEST, 0.1, 0.5, rate, lost=0.25)
+    assert job.interval.every_s == pytest.approx(youngs.period_s, rel=0.05)
+    assert "does not contract" in job.interval.described
 
 
 def test_an_iteration_that_did_not_go_on_teaches_nothing() -> None:
