@@ -243,6 +243,18 @@ class StagedSnapshot(Staged):
                 await self._take(version, copies)
         await self.read_words()
 
+    async def look_again(self, version: int, owner: str) -> bool:
+        """Read the newest parameters into the place of those of `version`. False: the bucket is not
+        this aggregator's, or is being moved. Raises Unavailable, AccessRefused."""
+        copies = self.staging
+        assert isinstance(copies, Snapshots)
+        async with copies.fetching:
+            with copies.lock:
+                copies.taken = min(copies.taken, version - 1)
+            await self._take(version, copies)
+        _, is_owner, transfer = await self._place()
+        return is_owner == owner_word(owner) and not transfer
+
     async def _take_served(self, version: int, copies: Snapshots) -> bool:
         """Tell whether what this rank's iteration `version` led to was there for it. All is asked
         for at once, as a question waits behind others' gradients: what a word vouches for stays as

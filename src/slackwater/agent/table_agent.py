@@ -11,7 +11,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Coroutine, Iterable, Mapping
 from concurrent.futures import Future
 from types import MappingProxyType
 from typing import Any, Final
@@ -165,18 +165,23 @@ class TableAgent(Agent):
             slots.read_rows(rows, out)
             return slots.is_of(owner)
         assert isinstance(slots, StagedSnapshot)
-        reading = slots.read_rows(rows, out, owner)
+        return self._read_afar(bucket, slots.read_rows(rows, out, owner))
+
+    def _read_afar(self, bucket: WorkerBucket, reading: Coroutine[Any, Any, bool]) -> bool:
+        """Wait for a read over a network. False: the bucket is being moved, or was lost."""
+        session = self._session
+        assert isinstance(session, Session)
         asked = asyncio.run_coroutine_threadsafe(reading, session._loop)
         try:
             return asked.result(self._deadline_s)
         except TimeoutError as error:
             asked.cancel()
             raise DeadlineExceeded(
-                f"job {self.job}: rows of {bucket.names} were not read within {self._deadline_s:g} "
-                "s; are its aggregator and the network up?"
+                f"job {self.job}: {bucket.names} was not read within {self._deadline_s:g} s; are "
+                "its aggregator and the network up?"
             ) from error
         except (Unavailable, AccessRefused) as error:
-            _log.info("job %s, bucket %d: rows were not read: %s", self.job, bucket.index, error)
+            _log.info("job %s, bucket %d was not read: %s", self.job, bucket.index, error)
             return False
 
     def newest(self, name: str) -> Floats:
@@ -189,17 +194,18 @@ class TableAgent(Agent):
         return np.array(self.pull(name))
 
     def _look(self, bucket: WorkerBucket) -> bool:
-        """Copy a mapped bucket's newest values. False: it is not mapped here, or may have gone
-        elsewhere."""
+        """Copy a bucket's newest values. False: it may have gone elsewhere."""
         source, session = bucket.source, self._session
         if isinstance(session, Local):
             return True
-        if not isinstance(source, Snapshot) or source is not bucket.slots:
+        if source is not bucket.slots or not session._core.attached(bucket.index):
             return False
+        owner = session._core.aggregator_of(bucket.index)
+        if isinstance(source, StagedSnapshot):
+            return self._read_afar(bucket, source.look_again(bucket.version, owner))
+        assert isinstance(source, Snapshot)
         try:
-            owner = session._core.aggregator_of(bucket.index)
-            here = session._core.attached(bucket.index)
-            return here and source.look_again(bucket.version, owner)
+            return source.look_again(bucket.version, owner)
         except DeadlineExceeded:  # Others' updates came too fast.
             return False
 

@@ -195,3 +195,32 @@ async def test_rows_of_a_lost_region_are_what_is_mapped_here(lab: Any) -> None:
         assert await lab.lose("a1", lab.director.jobs["j1"]) >= 1
     await run.until(min(run.done) + 5)
     await run.finish()
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+async def test_a_whole_table_is_read_without_a_push(lab: Any, transport: str) -> None:
+    """Over a network, too: each read was an empty batch, all tables there and back."""
+    await lab.aggregators("a1", transport=transport)
+    rng, shape = np.random.default_rng(0), (3_000, 7)
+
+    def made(rank: int) -> TableAgent:
+        return TableAgent(
+            {"t": np.zeros(shape, np.float32)}, url=lab.supervisor.url, job="j1", rank=rank,
+            workers=WORKERS, transport=transport, deadline_s=60.0,
+        )  # fmt: skip
+
+    def live(adder: TableAgent, reader: TableAgent) -> None:
+        total = np.zeros(shape, np.float32)
+        for _ in range(5):
+            added = rng.integers(-9, 9, shape).astype(np.float32)
+            total += added
+            adder.add({"t": added})
+            assert (reader.newest("t") == total).all()
+        assert (adder.iteration, reader.iteration) == (5, 0)
+
+    agents = await asyncio.gather(*(asyncio.to_thread(made, rank) for rank in range(WORKERS)))
+    try:
+        await asyncio.to_thread(live, *agents)
+    finally:
+        for agent in agents:
+            await asyncio.to_thread(agent.close)
