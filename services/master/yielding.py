@@ -97,9 +97,9 @@ def _give(state: State, job: Job, kept: int, to: JobId, now_s: float) -> None:
     slots = number_of(processes(record) - kept, "slot")
     if not record.workers:
         state.change(job, now_s, workers=asked(record))  # It gets so many back.
+    begin(state, job, trimmed(job.record.allocation, kept), now_s)
     priority = state.jobs[to].record.spec.priority
     state.tell(job, "gives-way", now_s, f"{slots} for job {to}, whose priority is {priority}")
-    begin(state, job, trimmed(job.record.allocation, kept), now_s)
 
 
 def take_back(state: State, now_s: float) -> None:

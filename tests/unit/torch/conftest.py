@@ -21,7 +21,7 @@ class LoggedAgent(Agent):
         self.closed: Any = None
         self.left = False
         Local.agents.append(self)
-        super().__init__(**{"job": "local", "deadline_s": 10.0} | options)
+        super().__init__(**{"job": "local", "deadline_s": 60.0} | options)
 
     def push(self, name: str, gradient: Any = None, **hyper: float) -> None:
         self.log.append(f"push {name}")

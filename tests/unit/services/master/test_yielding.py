@@ -47,7 +47,7 @@ class Yielding(Elastic):
 def test_a_job_of_higher_priority_starts_on_slots_that_are_given() -> None:
     harness = Yielding()
     effects = harness.submit("urgent", 2, priority=5)
-    assert facts(effects) == ["pending", "waiting", "gives-way", "resizing"]
+    assert facts(effects) == ["pending", "waiting", "resizing", "gives-way"]
     assert harness.job("urgent").state == "pending", "they are not free yet"
     assert harness.rank_0() == 2
     harness.rank_0(2)
