@@ -14,7 +14,7 @@ from typing import ClassVar, Final
 import numpy as np
 
 from slackwater.common.base.errors import Rejected
-from slackwater.common.domains.slots.rules import Floats
+from slackwater.common.domains.slots.rules import Floats, Hyper, scalars, step
 from slackwater.schemas.tensors import UpdateRule
 
 _NO_HYPER: Final[Mapping[str, float]] = MappingProxyType({})
@@ -28,7 +28,7 @@ class TableRule(ABC):
     of_counts: ClassVar[bool] = False
     """Counts stay counts."""
     shows: ClassVar[bool] = True
-    """A host can compute what its updates make of the values that it has."""
+    """A host can compute what its updates make of the values that it has: the rule has no state."""
 
     @property
     @abstractmethod
@@ -40,9 +40,14 @@ class TableRule(ABC):
         """Return the hyper-parameters of a step of so many updates, where they depend on that."""
         return _NO_HYPER
 
-    @abstractmethod
     def after(self, values: Floats, added: Floats, updates: int) -> Floats:
-        """Return the values after a step: `added` is the sum of so many updates."""
+        """Return the values after a step, to the bit as an aggregator computes it: `added` is the
+        sum of so many updates. Of rules that show."""
+        rule = self.update
+        assert rule is not None
+        assert self.shows
+        k = scalars(Hyper.of(rule)._replace(**self.hyper(updates)), 1, 1)
+        return step(rule.name, np.negative(added), values, (), k)[0]
 
     def check(self, at: str) -> None:  # noqa: B027
         """Raise Rejected for a field that cannot be, of the table `at`."""
@@ -78,9 +83,6 @@ class NonNegative(TableRule):
     def update(self) -> UpdateRule:
         return UpdateRule(name="nonnegative", learning_rate=1.0)
 
-    def after(self, values: Floats, added: Floats, updates: int) -> Floats:
-        return _positive(values + added)
-
     def check_first(self, at: str, values: Floats) -> None:
         if (values < 0.0).any():
             raise Rejected(f"{at}: an initial value is negative, which NonNegative() keeps out")
@@ -101,10 +103,6 @@ class SoftThreshold(TableRule):
     def hyper(self, updates: int) -> Mapping[str, float]:
         return {"threshold": self.by * updates}
 
-    def after(self, values: Floats, added: Floats, updates: int) -> Floats:
-        free, by = values + added, np.float32(self.by * updates)
-        return _positive(free - by) - _positive(-free - by)
-
     def check(self, at: str) -> None:
         _check_number(f"{at}.by", self.by, low=0.0)
 
@@ -123,9 +121,6 @@ class Decay(TableRule):
     def hyper(self, updates: int) -> Mapping[str, float]:
         return {"weight_decay": 1.0 - (1.0 - self.share) ** updates}
 
-    def after(self, values: Floats, added: Floats, updates: int) -> Floats:
-        return values * np.float32((1.0 - self.share) ** updates) + added
-
     def check(self, at: str) -> None:
         _check_number(f"{at}.share", self.share, low=0.0, high=1.0)
 
@@ -143,16 +138,9 @@ class AdaGrad(TableRule):
     def update(self) -> UpdateRule:
         return UpdateRule(name="adagrad", learning_rate=self.rate, epsilon=self.epsilon)
 
-    def after(self, values: Floats, added: Floats, updates: int) -> Floats:
-        raise AssertionError("the aggregator alone has the sums of squares")
-
     def check(self, at: str) -> None:
         _check_number(f"{at}.rate", self.rate)
         _check_number(f"{at}.epsilon", self.epsilon, low=0.0)
-
-
-def _positive(values: Floats) -> Floats:
-    return np.maximum(values, np.float32(0.0), dtype=np.float32)
 
 
 def _check_number(at: str, value: object, low: float = -3e38, high: float = 3e38) -> None:
