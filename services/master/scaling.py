@@ -172,8 +172,8 @@ def pursue(state: State, job: Job, now_s: float) -> None:
 
 def _outranked(state: State, record: JobRecord) -> bool:
     """Say whether a job of higher priority waits for slots."""
-    waiting = () if record.spec.gpus else state.slots.snapshot.waiting.values()
-    return any(seen.priority > record.spec.priority for seen in waiting)
+    first = None if record.spec.gpus else state.slots.first_waiting
+    return first is not None and first.priority > record.spec.priority
 
 
 def lives(job: Job) -> bool:

@@ -9,7 +9,7 @@ from slackwater.schemas.jobs import JobRecord
 from slackwater.services.master.admission import Hold
 from slackwater.services.master.gangs import asked, asked_spec
 from slackwater.services.master.scheduling.scheduler import Scheduler
-from slackwater.services.master.scheduling.view import name_of
+from slackwater.services.master.scheduling.view import JobView, name_of
 from slackwater.services.master.snapshot import Capacity, Snapshot
 
 
@@ -48,6 +48,15 @@ class Schedule:
     @property
     def queued(self) -> int:
         return len(self.snapshot.waiting) + len(self.snapshot.hidden)
+
+    @property
+    def first_waiting(self) -> JobView | None:
+        """The job that comes first of those that wait; None: none does, or admission holds it
+        back."""
+        waiting = self.snapshot.waiting.values()  # In the order of their submission.
+        highest = max((seen.priority for seen in waiting), default=0)
+        first = next((seen for seen in waiting if seen.priority == highest), None)
+        return None if first is None or first.id == self.barrier else first
 
     def holds(self, record: JobRecord) -> bool:
         """Tell whether the nodes that are heard could ever hold the job."""

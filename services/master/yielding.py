@@ -65,12 +65,8 @@ def _givings_on(node: NodeId, needed: int, givers: Sequence[Giver]) -> dict[JobI
 
 def give_way(state: State, now_s: float) -> None:
     """Let jobs give slots to the first that waits, if that lets it start."""
-    waits = min(
-        state.slots.snapshot.waiting.values(),
-        key=lambda seen: (-seen.priority, seen.number),
-        default=None,
-    )
-    if waits is None or waits.id == state.slots.barrier:
+    waits = state.slots.first_waiting if state.elastic else None
+    if waits is None:
         return
     lower = [job for job in state.elastic.values() if job.record.spec.priority < waits.priority]
     if any(job.record.resizing in ("ordered", "leaving") for job in lower):
@@ -82,14 +78,10 @@ def give_way(state: State, now_s: float) -> None:
     given = givings(
         asked(state.jobs[waits.id].record),
         state.nodes.room(now_s).free,
-        [Giver(job.id, job.record.allocation, _least(job)) for job in givers],
+        [Giver(job.id, job.record.allocation, job.record.spec.workers_bounds[0]) for job in givers],
     )
     for id, kept in (given or {}).items():
         _give(state, state.jobs[id], kept, waits.id, now_s)
-
-
-def _least(job: Job) -> int:
-    return job.record.spec.workers_bounds[0]
 
 
 def _give(state: State, job: Job, kept: int, to: JobId, now_s: float) -> None:
