@@ -82,9 +82,7 @@ class Orders:
             if held.slots.transfer:
                 bucket.doubt()
                 bucket.move = standing_order(held.slots)
-        plans = {(plan.job, plan.update.name): plan for plan in (h.slots.plan for h in recovered)}
-        for plan in plans.values():
-            self._background(self._warm(plan))
+        self._background(self._warm_all(recovered))
         for held in recovered:
             bucket = self._core.buckets[held.key]
             if bucket.move is not None:
@@ -136,9 +134,7 @@ class Orders:
             self._regions.add(held)
             self._add(held)
         self._plan_deadlines(message)
-        plans = {held.slots.plan.update.name: held.slots.plan for held in made}
-        for plan in plans.values():
-            await self._warm(plan)  # So that no push waits for a compiler.
+        await self._warm_all(made)  # So that no push waits for a compiler.
         failpoint("aggregator.host.after")
         return RegionsMade(job, effect.token)
 
@@ -177,6 +173,12 @@ class Orders:
         bucket.resized(slots.look())
         self._core.add(bucket)
         return bucket
+
+    async def _warm_all(self, held: Sequence[Held]) -> None:
+        """Load what these jobs' rules need, each once."""
+        plans = [each.slots.plan for each in held]
+        for plan in {(plan.job, plan.update.name): plan for plan in plans}.values():
+            await self._warm(plan)
 
     async def _warm(self, plan: JobPlan) -> None:
         changes = plan.active and not plan.virtual

@@ -21,9 +21,6 @@ import msgspec
 
 from slackwater.common.base.effects import Persist
 from slackwater.common.domains.slots.layout import (
-    Geometry,
-    bucket_plan,
-    bucket_tensors,
     rule_names,
 )
 from slackwater.common.domains.slots.rules import RULES
@@ -36,6 +33,7 @@ from slackwater.schemas.cluster import (
     RestoreAggregator,
 )
 from slackwater.services.controller import assignment
+from slackwater.services.controller.room import sizes_of
 from slackwater.services.controller.state import Job, State
 
 JOBS_AT_ONCE: Final = 4
@@ -204,12 +202,8 @@ def _here(job: Job, id: AggregatorId) -> list[int]:
 
 def _bytes(job: Job, id: AggregatorId) -> int:
     """Return the bytes of the regions there: a copy to another host moves so many."""
-    record = job.record
-    layouts = [record.buckets[bucket] for bucket in _here(job, id)]
-    plans = [bucket_plan(record.plan, bucket_tensors(each, record.tensors)) for each in layouts]
-    return sum(
-        Geometry.of(plan, layout).nbytes for plan, layout in zip(plans, layouts, strict=True)
-    )
+    sizes = sizes_of(job)
+    return sum(sizes[bucket] for bucket in _here(job, id))
 
 
 def _keeps_state(job: Job) -> bool:

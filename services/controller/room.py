@@ -41,7 +41,7 @@ def impossible_reason(state: State, job: Job, aggregators_max: int) -> str:
         ledger, nodes = Ledger(state), {heartbeat.node: heartbeat for heartbeat in known}
         total = min(total, sum(each.node_memory_bytes for each in nodes.values()))
         free = min(free, sum(max(0.0, ledger.node_free(node)[0]) for node in nodes))
-    sizes = _sizes(job)
+    sizes = sizes_of(job)
     if sum(sizes) > total:
         return (
             f"job {job.id} needs {sized(sum(sizes))} on its {len(most)} aggregators, {sized(free)} "
@@ -61,7 +61,7 @@ def impossible_reason(state: State, job: Job, aggregators_max: int) -> str:
 def without_room(state: State, job: Job, homes: Sequence[AggregatorId]) -> dict[AggregatorId, str]:
     """Aggregators of `homes`, one for each bucket, that cannot hold what is new to them -> why."""
     wanted: dict[AggregatorId, list[int]] = {}
-    for bucket, (home, size) in enumerate(zip(homes, _sizes(job), strict=True)):
+    for bucket, (home, size) in enumerate(zip(homes, sizes_of(job), strict=True)):
         places = _places_of(job.record, bucket)
         if home not in places:
             both = wanted.setdefault(home, [0, 0])
@@ -85,7 +85,7 @@ def repacked(state: State, job: Job, homes: Sequence[AggregatorId]) -> list[Aggr
     """The buckets on the same aggregators so that each holds its part, the largest dealt first to
     where most is free; None: they do not fit."""
     ledger, ids = Ledger(state), sorted(set(homes))
-    sizes = _sizes(job)
+    sizes = sizes_of(job)
     dealt = list(homes)
     for bucket in sorted(range(len(sizes)), key=lambda bucket: -sizes[bucket]):
         best = max(ids, key=lambda id: ledger.free(id)[0])
@@ -164,7 +164,7 @@ class Ledger:
         the node counts once."""
         held = 0
         for job in self._state.jobs.values():
-            record, sizes = job.record, _sizes(job)
+            record, sizes = job.record, sizes_of(job)
             held += sum(n for id, n in _held(job).items() if _node(self._state, id) == node)
             for bucket in job.moved():
                 pair = (record.places[bucket].aggregator, record.target[bucket].aggregator)
@@ -189,7 +189,7 @@ def _held(job: Job) -> dict[AggregatorId, int]:
     """Return what each aggregator holds, or is to hold, of the job; reckoned once per record."""
     if job.held is None or job.held[0] is not job.record:
         found: dict[AggregatorId, int] = {}
-        for bucket, size in enumerate(_sizes(job)):
+        for bucket, size in enumerate(sizes_of(job)):
             for home in _places_of(job.record, bucket):
                 found[home] = found.get(home, 0) + size
         job.held = (job.record, found)
@@ -201,7 +201,8 @@ def _places_of(record: JobPlacement, bucket: int) -> set[AggregatorId]:
     return {places[bucket].aggregator for places in (record.places, record.target) if places}
 
 
-def _sizes(job: Job) -> tuple[int, ...]:
+def sizes_of(job: Job) -> tuple[int, ...]:
+    """Return the region size of each of its buckets, in bytes, computed once."""
     if job.sizes is None:
         job.sizes = region_sizes(job.record)
     return job.sizes

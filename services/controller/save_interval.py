@@ -92,6 +92,8 @@ class SaveInterval:
     @property
     def described(self) -> str:
         """Say by what it was chosen."""
-        seen = self.contraction is not None and self.contraction < SLOWEST
-        how = f"contracts by {self.contraction:.6g}" if seen else "does not contract"
-        return f"saved every {self.every_s:.3g} s: an iteration {how}"
+        if self.contraction is None:
+            how = "it is not known by what an iteration contracts"
+        else:
+            how = f"an iteration contracts by {self.contraction:.6g}"
+        return f"saved every {self.every_s:.3g} s: {how}"

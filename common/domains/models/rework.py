@@ -6,7 +6,7 @@ a smaller one where only what was lost is read back (section 5.4.1). Pure; dista
 parameters, all in the same unit.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import exp, inf, log, log1p, sqrt
 from typing import Final, NamedTuple
 
@@ -135,16 +135,27 @@ def best_interval(
     if not 0.0 <= recovery_s < inf:
         raise Rejected(f"recovery_s {recovery_s}: give seconds, 0 or more")
 
-    low, high = 0.0, log(_ITERATIONS_MAX)
+    def rework_s(iterations: _Numbers) -> _Numbers:
+        return iteration_s * _mean_rework(contraction, iterations, lost)
+
+    def cost(iterations: _Numbers) -> _Numbers:
+        saving = checkpoint_s / (iterations * iteration_s)
+        return saving + failures_per_s * (recovery_s + rework_s(iterations))
+
+    best = np.exp([_least(lambda x: cost(np.exp(x)), 0.0, log(_ITERATIONS_MAX))])
+    return Interval(
+        *(float(each[0]) for each in (best * iteration_s, best, cost(best), rework_s(best)))
+    )
+
+
+def _least(cost: Callable[[_Numbers], _Numbers], low: float, high: float) -> float:
+    """Return where a cost of one valley is least, by ever finer grids. Without scipy, which
+    services do not load."""
     for _ in range(_LOOKS):
         grid = np.linspace(low, high, _GRID + 1)
-        iterations = np.exp(grid)
-        rework_s = iteration_s * _mean_rework(contraction, iterations, lost)
-        cost = checkpoint_s / (iterations * iteration_s) + failures_per_s * (recovery_s + rework_s)
-        at = int(cost.argmin())
+        at = int(cost(grid).argmin())
         low, high = grid[max(0, at - 1)], grid[min(_GRID, at + 1)]
-    best = float(iterations[at])
-    return Interval(best * iteration_s, best, float(cost[at]), float(rework_s[at]))
+    return float(grid[at])
 
 
 def _mean_rework(contraction: float, iterations: _Numbers, lost: float) -> _Numbers:
@@ -172,14 +183,14 @@ def contraction_of(moves: Sequence[Move]) -> float | None:
     if len(known) < MOVES_MIN:
         return None
     first, last, norms = np.array(known, np.float64).T
-    low, high = log(1.0 - SLOWEST), log(0.99)
-    for _ in range(_LOOKS):
-        grid = np.linspace(low, high, _GRID + 1)  # The logarithm of 1 - c.
-        rates = np.log1p(-np.exp(grid))[:, None]
+
+    def disagreement(x: _Numbers) -> _Numbers:
+        """Return how unlike the moves' A are, where x is the logarithm of 1 - c."""
+        rates = np.log1p(-np.exp(x))[:, None]
         sizes = np.log(norms) - first * rates - np.log(-np.expm1((last - first) * rates))
-        at = int(sizes.var(axis=1).argmin())
-        low, high = grid[max(0, at - 1)], grid[min(_GRID, at + 1)]
-    return 1.0 - exp(float(grid[at]))
+        return np.asarray(sizes.var(axis=1), np.float64)
+
+    return 1.0 - exp(_least(disagreement, log(1.0 - SLOWEST), log(0.99)))
 
 
 def _check(contraction: float, distance: float) -> None:

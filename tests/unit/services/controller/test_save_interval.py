@@ -92,7 +92,7 @@ def test_where_nothing_tells_how_far_it_went_all_counts_as_to_be_trained_again()
     rate = job.interval.failures_per_s(job.now_s, 4, DAY_S)
     youngs = best_interval(SLOWEST, 0.1, 0.5, rate, lost=0.25)
     assert job.interval.every_s == pytest.approx(youngs.period_s, rel=0.05)
-    assert "does not contract" in job.interval.described
+    assert "it is not known by what" in job.interval.described
 
 
 def test_an_iteration_that_did_not_go_on_teaches_nothing() -> None:
