@@ -288,13 +288,30 @@ def saving(options: Mapping[str, Any], named: str = "") -> dict[str, Any]:
     if options["save_to"] is not None:
         fields["save_to"] = str(options["save_to"].absolute())
     if options["save_every"]:
-        itself = options["save_every"] == "auto"
-        fields["save_every_s"] = 0.0 if itself else seconds(options["save_every"], "--save-every")
+        fields["save_every_s"] = _save_every(options["save_every"])
     if options["save_fraction"] < 1.0:
         fields["save_fraction"] = options["save_fraction"]
     if {"save_every_s", "save_fraction"} & fields.keys() and not (named or "save_to" in fields):
         raise Usage("--save-every and --save-fraction say how it is saved: add --save-to FOLDER")
+    if fields.get("save_every_s") == 0.0 and "save_fraction" in fields:
+        raise Usage(
+            "--save-every auto saves all of it each time: leave --save-fraction out, or say how "
+            "often, such as --save-every 5m"
+        )
     return fields
+
+
+def _save_every(text: str) -> float:
+    """Return the seconds between two saves; 0: as the controller finds right. Raises Usage."""
+    if text == "auto":
+        return 0.0
+    try:
+        found = seconds(text, "--save-every")
+    except Usage as error:
+        raise Usage(f"{error}; or auto, as often as costs least") from error
+    if not found:
+        raise Usage(f"--save-every {text!r}: give a time, such as 5m, or auto")
+    return found
 
 
 def begun_with(folder: Path) -> str:

@@ -7,7 +7,7 @@ import pytest
 from tests.venvs import environment as environment_of
 
 from slackwater.cli.commands import app
-from slackwater.cli.submit import environment
+from slackwater.cli.submit import environment, saving
 from slackwater.console.outcome import Usage
 from slackwater.console.program import answered
 
@@ -86,3 +86,21 @@ def test_an_environment_that_cannot_be_sent_is_refused_at_once(
     given = [word.format(tmp_path) for word in words]
     assert answered(app, ["submit", *given], "slackwater") == 2
     assert said in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    ("every", "fraction", "named"),
+    [
+        ("soon", 1.0, "--save-every 'soon': write how long.*; or auto"),
+        ("0", 1.0, "--save-every '0': give a time, such as 5m, or auto"),
+        ("auto", 0.5, "--save-every auto saves all of it each time: leave --save-fraction out"),
+    ],
+)
+def test_how_often_to_save_is_a_time_or_left_to_the_controller(
+    tmp_path: Path, every: str, fraction: float, named: str
+) -> None:
+    options = {"save_to": tmp_path, "save_every": "auto", "save_fraction": 1.0}
+    assert saving(options) == {"save_to": str(tmp_path), "save_every_s": 0.0}
+    assert saving({**options, "save_every": "1m"})["save_every_s"] == 60.0
+    with pytest.raises(Usage, match=named):
+        saving({**options, "save_every": every, "save_fraction": fraction})
