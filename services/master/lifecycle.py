@@ -19,6 +19,7 @@ from slackwater.schemas.jobs import (
     BATCH_VARIABLE,
     CHECKPOINT_VARIABLE,
     FROM_VARIABLE,
+    MEMORY_VARIABLE,
     PAUSE_GRACE_S,
     JobRecord,
     JobSpec,
@@ -216,6 +217,8 @@ def launch_environment(spec: JobSpec) -> dict[str, str]:
     told = {CHECKPOINT_VARIABLE: spec.checkpoint} if spec.checkpoint else {}
     if spec.start_from:
         told[FROM_VARIABLE] = spec.start_from
+    if spec.memory_bytes:
+        told[MEMORY_VARIABLE] = str(spec.memory_bytes)
     if spec.aggregate != "auto":
         told[AGGREGATE_VARIABLE] = spec.aggregate
     if spec.batch == "fixed":

@@ -61,6 +61,11 @@ def program(folder: Path, iterations: int, **fields: object) -> JobSpec:
     return msgspec.structs.replace(spec, **fields)
 
 
+def logs_of(cluster: EmbeddedCluster) -> str:
+    logs = Path(cluster.supervisor.state_dir).rglob("*.log")
+    return "".join(log.read_text() for log in logs)
+
+
 def hosts_of(cluster: EmbeddedCluster, record: JobRecord) -> list[int]:
     """The process groups of the job's hosts that run."""
     id = record.spec.id
@@ -139,9 +144,11 @@ async def test_killed_hosts_and_services_lose_no_task_and_repeat_none(
 
 
 async def test_hosts_come_and_go_under_kills(tmp_path: Path) -> None:
+    """Hosts that have memory for one executor at a time, for which every other one is read from
+    its file."""
     iterations = 800
     async with running(nodes=2) as (cluster, client):
-        await client.submit(program(tmp_path, iterations))
+        await client.submit(program(tmp_path, iterations, memory_bytes=1))
         killing = asyncio.ensure_future(kill_hosts(cluster, client, 5, 5, []))
         sizes = set()
         for hosts in (4, 1, 3, 2):
@@ -157,6 +164,7 @@ async def test_hosts_come_and_go_under_kills(tmp_path: Path) -> None:
         killing.cancel()
         check(await ended(client), iterations)
         assert len(sizes) >= 3
+        assert "were read again" in logs_of(cluster)
 
 
 async def test_it_gives_slots_to_a_job_of_higher_priority_and_gets_them_back(

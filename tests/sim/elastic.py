@@ -1,13 +1,17 @@
 """A whole elastic program in one thread: driver, hosts, tables and files as memory, killed at any
 call, moved and scaled at any time, all drawn from a seed."""
 
+import tempfile
 from collections import defaultdict, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor as Pool
+from concurrent.futures import Future
 from copy import deepcopy
 from dataclasses import dataclass, field
+from pathlib import Path
 from random import Random
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
 from slackwater.agent.table_rows import RowNumbers, RowUpdates
 from slackwater.common.base import codec
@@ -25,6 +29,7 @@ from slackwater.elastic.driver_core import (
     Write,
 )
 from slackwater.elastic.host import Batch, Host
+from slackwater.elastic.memory import USED_PART, ExecutorMemory
 from slackwater.schemas.base import Message
 from slackwater.schemas.elastic import (
     Entry,
@@ -36,6 +41,9 @@ from slackwater.schemas.elastic import (
     TaskFailed,
     Told,
 )
+
+EXECUTOR_BYTES: Final = 10_000
+"""An executor is taken to need so much."""
 
 
 class KilledError(BaseException):
@@ -155,12 +163,43 @@ class Process:
     connected: bool = False
 
 
+class SomeTime(Future[None]):
+    """A call that is carried out when it is waited for, or at some look whether it is done."""
+
+    def __init__(self, rng: Random, call: Callable[[], None]) -> None:
+        super().__init__()
+        self._rng, self._call = rng, call
+
+    def done(self) -> bool:
+        if not super().done() and self._rng.random() < 0.4:
+            self.result()
+        return super().done()
+
+    def result(self, timeout: float | None = None) -> None:
+        if not super().done():
+            self.set_result(self._call())
+
+
+class OneThread(Pool):
+    """Stands for a pool of another thread."""
+
+    def __init__(self, rng: Random) -> None:
+        self._rng = rng
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        return SomeTime(self._rng, lambda: fn(*args, **kwargs))
+
+
 class World:
-    """`driver`: makes the program's driver, anew for each process of it."""
+    """`driver`: makes the program's driver, anew for each process of it. `fitting`: executors that
+    a host has memory for; 0: all."""
 
     host_kind = Host
 
-    def __init__(self, app: App, driver: Any, seed: int, hosts: int = 3, kill: float = 0.0) -> None:
+    def __init__(
+        self, app: App, driver: Any, seed: int, hosts: int = 3, kill: float = 0.0, fitting: int = 0
+    ) -> None:
+        self._fitting, self.reads = fitting, 0
         self.rng = Random(seed)
         self.app, self._driver, self._most = app, driver, 5
         self.kills = Kills(self.rng, kill)
@@ -258,12 +297,28 @@ class World:
             lambda run: MemoryFiles(self.disks[rank], self.kills),
             send,
             now_s=lambda: float(self.rng.randrange(2)),
+            memory=self._memory() if self._fitting else None,
         )
         process = self.processes[rank] = Process(host)
+
+    def _memory(self) -> ExecutorMemory:
+        limit_bytes = int((self._fitting + 0.5) * EXECUTOR_BYTES / USED_PART)
+        memory = ExecutorMemory(
+            self.app, limit_bytes, Path(tempfile.gettempdir()),
+            used_bytes=lambda: memory.here * EXECUTOR_BYTES, pool=OneThread(self.rng),
+        )  # fmt: skip
+        return memory
+
+    def _gone(self, rank: int) -> None:
+        memory = self.processes[rank].host.memory
+        if memory is not None:
+            self.reads += memory.reads
+            memory.close()
 
     def _dies(self, rank: int) -> None:
         self.deaths += 1
         cache = self.processes[rank].host.cache
+        self._gone(rank)
         self.gets, self.fetches = self.gets + cache.gets, self.fetches + cache.fetches
         self._start(rank)
         self._do_alive(lambda: self.core.lost(rank))
@@ -310,6 +365,7 @@ class World:
             self._dies(rank)
             return
         if process.host.over is not None and self.core.ended is None:
+            self._gone(rank)
             del self.processes[rank]
             self._do_alive(lambda: self.core.lost(rank))
 
@@ -342,6 +398,8 @@ class World:
         for _ in range(turns):
             if self.finished is not None:
                 self._settle()
+                for rank in self.processes:
+                    self._gone(rank)
                 return self
             self.turn()
             if self.rng.random() < scale:

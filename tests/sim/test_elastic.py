@@ -127,6 +127,17 @@ def test_killed_moved_and_scaled(part: int) -> None:
     assert min(deaths, driver_deaths, moves, shortened) > SEEDS // 5
 
 
+@pytest.mark.parametrize("fitting", [1, 2])
+def test_executors_that_do_not_all_fit(fitting: int) -> None:
+    """The same, where a host has memory for one or two of seven executors."""
+    reads = moves = 0
+    for seed in range(SEEDS // 3):
+        world = World(Counting(), Counts, seed, hosts=2, kill=0.005 * (seed % 2), fitting=fitting)
+        check(world.play(scale=0.01, sever=0.005))
+        reads, moves = reads + world.reads, moves + world.moves
+    assert min(reads, moves) > SEEDS
+
+
 def test_iterations_are_reported_once_and_in_order() -> None:
     class Adding(App):
         executors = 5

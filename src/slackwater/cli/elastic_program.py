@@ -84,12 +84,15 @@ async def named_after_its_file(client: Client, spec: JobSpec) -> JobSpec:
     raise AssertionError("numbers have no end")
 
 
-def elastic_fields(options: dict[str, Any]) -> dict[str, Any]:
-    """Return a job's fields that an elastic program has. Raises Usage."""
+def elastic_fields(options: dict[str, Any], env: dict[str, str]) -> dict[str, Any]:
+    """Return a job's fields that an elastic program has; `env`: what it was given. Raises Usage."""
     if options["workers"] or options["gpus"]:
         raise Usage("--workers, --gpus: an elastic program has --hosts; give that")
     first, most = bounds(options["hosts"])
+    if options["memory"]:  # Else memory of arrays that are put aside is kept for the next ones.
+        env = {"MALLOC_MMAP_THRESHOLD_": "131072", **env}
     return {
+        "env": env,
         "id": options["id"] or stem_of(options["words"][0]),
         "workers": first,
         "workers_min": 1,

@@ -29,6 +29,7 @@ from slackwater.cli.submit_options import (
     From,
     Gpus,
     Id,
+    MemoryEach,
     Preferred,
     Restarts,
     SaveEvery,
@@ -50,6 +51,7 @@ from slackwater.console.after_dashes import CommandAfterDashes, after_dashes
 from slackwater.console.names import new_id, said
 from slackwater.console.options import Json, Url
 from slackwater.console.outcome import Usage, err, reported
+from slackwater.console.sizes import size_bytes
 from slackwater.console.usage import an_id, shown
 from slackwater.console.where import resolve
 from slackwater.schemas.base import WORKERS_MAX
@@ -83,6 +85,7 @@ def launch(
     hosts: Hosts = "",
     gpus: Gpus = 0,
     restarts: Restarts = 0,
+    memory: MemoryEach = "",
     priority: Preferred = 0,
     aggregate: Aggregate = "auto",
     checkpoint: Checkpoint = None,
@@ -145,9 +148,11 @@ def _spec(
         fields["checkpoint"] = str(options["checkpoint"].absolute())
     if options["start_from"] is not None:
         fields["start_from"] = begun_with(options["start_from"])
+    if options["memory"]:
+        fields["memory_bytes"] = size_bytes(options["memory"], "--memory")
     fields |= saving(options)
     if app is not None:
-        fields |= elastic_fields(options)
+        fields |= elastic_fields(options, fields["env"])
     return checked(fields)
 
 

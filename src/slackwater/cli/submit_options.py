@@ -221,7 +221,8 @@ CoresEach = Annotated[
 MemoryEach = Annotated[
     str,
     typer.Option(
-        help="Memory that each process needs, for example 8G.", rich_help_panel=_RESOURCES
+        help="Memory that each process needs, for example 8G. An elastic program keeps to it.",
+        rich_help_panel=_RESOURCES,
     ),
 ]
 Preferred = Annotated[

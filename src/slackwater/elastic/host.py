@@ -24,6 +24,7 @@ from slackwater.common.domains.slots.rules import Floats
 from slackwater.elastic.app import App, Executor
 from slackwater.elastic.cache import TableCache, Update
 from slackwater.elastic.failures import last_words
+from slackwater.elastic.memory import ExecutorMemory
 from slackwater.schemas.base import Message
 from slackwater.schemas.elastic import (
     FRAME_PACKED_BYTES,
@@ -155,10 +156,11 @@ class Host:
         files: Callable[[str], Files],
         send: Callable[[Message, bytes], None],
         now_s: Callable[[], float] = time.monotonic,
+        memory: ExecutorMemory | None = None,
     ) -> None:
-        """`files`: opens those of a run."""
+        """`files`: opens those of a run. `memory`: keeps executors within a limit."""
         self._app, self._tables, self._open, self._line = app, tables, files, send
-        self._now_s = now_s
+        self._now_s, self.memory = now_s, memory
         self._files: Files | None = None
         self._run = ""
         self.cache = TableCache(app.tables, tables.read, tables.read_rows)
@@ -281,6 +283,8 @@ class Host:
             self._fail(number, error)
             return
         self._executors[number] = _Held(made, take.move)
+        if self.memory is not None:
+            self.memory.came(number, made, self._waiting, self._ran)
         self.cache.clear()
 
     def _forget(self, number: int) -> None:
@@ -288,6 +292,8 @@ class Host:
         self._parked.pop(number, None)
         if self._executors.pop(number, None) is not None:
             self._drop_orders(number)
+        if self.memory is not None:
+            self.memory.gone(number)
         self._files.forget(number)
 
     def _drop_orders(self, number: int) -> None:
@@ -302,9 +308,17 @@ class Host:
 
     def _next(self) -> int | None:
         for at, order in enumerate(self._queue):
-            if order.executor not in self._giving:
+            if order.executor not in self._giving and self._is_here(order.executor):
                 return at
         return None
+
+    def _is_here(self, executor: int) -> bool:
+        return self.memory is None or self.memory.has(executor)
+
+    @property
+    def _waiting(self) -> list[int]:
+        """Return the executors of tasks that wait, in their order."""
+        return [each.executor for each in self._queue if each.executor not in self._giving]
 
     def step(self) -> None:
         """Run the next task, if any; flush what is due; let executors go. Returns soon."""
@@ -321,6 +335,8 @@ class Host:
             self._flush()
         if self._giving and not self._done and self._greeted:
             self._give()
+        if self.memory is not None:
+            self.memory.look_ahead(self._waiting, self._ran, idle=self.idle and not self._ran)
 
     def _run_task(self, order: Order) -> None:
         held = self._executors[order.executor]
@@ -381,6 +397,8 @@ class Host:
         """Leave nothing behind: the run is over, and its result is told."""
         if self._files is not None:
             self._files.remove()
+        if self.memory is not None:
+            self.memory.close()
 
     # Leaving --------------------------------------------------------------------------------------
 
@@ -404,8 +422,11 @@ class Host:
 
     def _state(self, number: int) -> bytes | None:
         """Return an executor's state, packed; None: it has none, or cannot say it."""
+        executor = self._executors[number].executor
+        if self.memory is not None and type(executor).save is not Executor.save:
+            self.memory.bring(number)
         try:
-            state = self._executors[number].executor.save()
+            state = executor.save()
             return None if state is None else ARRAYS.pack(state)
         except Exception as error:  # The program's own code.
             self._fail(number, error)

@@ -47,10 +47,12 @@ from slackwater.elastic.driver_core import Report
 from slackwater.elastic.failures import last_words
 from slackwater.elastic.files import HostFolder, NoFiles, RunJournal
 from slackwater.elastic.host import Host
+from slackwater.elastic.memory import ExecutorMemory
 from slackwater.elastic.server import DriverServer
 from slackwater.elastic.wire import HEAD, framed, release, sizes
 from slackwater.schemas.base import FINITE_MAX, NAME_CHARS_MAX, Message
 from slackwater.schemas.elastic import FromDriver, HostHello, Over
+from slackwater.schemas.jobs import MEMORY_VARIABLE
 from slackwater.schemas.progress import ProgramProgress
 from slackwater.schemas.workers import USELESS_TO_RESTART
 
@@ -133,8 +135,19 @@ class _Process:
         self.host = Host(
             app, AgentTables(agent, app.tables),
             lambda run: NoFiles() if self._alone else HostFolder(self._folder, run, agent.rank),
-            self._send,
+            self._send, memory=self._memory(),
         )  # fmt: skip
+
+    def _memory(self) -> ExecutorMemory | None:
+        """Keep executors within the memory that the job asked for, if it did."""
+        limit_bytes = int(os.environ.get(MEMORY_VARIABLE, "0"))
+        if not limit_bytes:
+            return None
+        return ExecutorMemory(self._app, limit_bytes, self._folder, moved=self._wake)
+
+    def _wake(self) -> None:
+        """Let a host that waits for a frame look what has changed."""
+        self._inbox.put((-1, Over(), b""))
 
     def live(self) -> Any:
         if threading.current_thread() is threading.main_thread():

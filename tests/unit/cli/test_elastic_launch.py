@@ -41,21 +41,24 @@ def test_a_program_is_a_file_that_is_there(tmp_path: Path) -> None:
 
 
 def test_a_long_name_still_makes_an_id() -> None:
-    assert len(elastic_fields(options(words=["x" * 200 + ".py"]))["id"]) <= 63
+    assert len(elastic_fields(options(words=["x" * 200 + ".py"]), {})["id"]) <= 63
 
 
 def options(**given: Any) -> dict[str, Any]:
-    usual = {"id": "", "workers": None, "gpus": 0, "hosts": "", "restarts": 0}
+    usual = {"id": "", "workers": None, "gpus": 0, "hosts": "", "restarts": 0, "memory": ""}
     return {**usual, "words": ["a/My app_2.py"], **given}
 
 
 def test_the_job_s_fields() -> None:
-    fields = elastic_fields(options(hosts="3:5"))
+    fields = elastic_fields(options(hosts="3:5"), {"A": "1"})
     assert fields["id"] == "my-app-2"
     assert (fields["workers"], fields["workers_min"], fields["workers_max"]) == (3, 1, 5)
     assert fields["consistency"] == "asynchronous"
     assert fields["restarts"] == 100
-    assert elastic_fields(options(id="x", restarts=2))["restarts"] == 2
+    assert fields["env"] == {"A": "1"}
+    limited = elastic_fields(options(memory="2G"), {"A": "1"})["env"]
+    assert limited == {"A": "1", "MALLOC_MMAP_THRESHOLD_": "131072"}
+    assert elastic_fields(options(id="x", restarts=2), {})["restarts"] == 2
     for given in ({"workers": 2}, {"gpus": 1}):
         with pytest.raises(Usage, match="has --hosts"):
-            elastic_fields(options(**given))
+            elastic_fields(options(**given), {})
