@@ -12,7 +12,8 @@ with 8, from when the new ones are there (figure 4.9: 1.01 of ideal). *Scaling i
 until the last of four hosts that leave has ended. *Pauses*: the longest time in which no task of a
 program ended, while two hosts joined two, and while none did. *Moves*: executors with a state are
 moved from host to host all the time, as hosts come and go, beside a run where none is: by how much
-each takes longer than ideal, with as many hosts as there were in each iteration. *Priority*: a
+each takes longer than ideal, with as many hosts as there were in each iteration. *Blocks*: tables
+go from aggregator to aggregator all the time. *Priority*: a
 program of 8 hosts on 8 slots, which runs for 100 s, beside the same where a job of higher priority
 has 2 of them for 30 s (figure 4.6: 1.2 of undisturbed, and that job waits for 1 of 30 min).
 """
@@ -90,7 +91,10 @@ class Work(elastic.App):
 
 
 Work.executors = executors
+BLOCKS = 36
 Work.tables = {"w": Table(785 if what == "mlr" else 1, 10)}
+if what == "blocks":
+    Work.tables |= {f"t{at}": Table(2000, 262, dtype="int32", sparse=True) for at in range(BLOCKS)}
 Work.driver = Deep() if what == "orders" else Watched(number, staleness=depth)
 
 
@@ -117,6 +121,10 @@ class Executor(elastic.Executor):
             else:
                 time.sleep(task_s)
         ctx.update("w", np.ones((1, 10)))
+        if what == "blocks":
+            rows = np.arange(50) * 7 + self.number
+            for at in (self.number + task, 3 * self.number + task):
+                ctx.update(f"t{at % BLOCKS}", np.ones((50, 262), np.int32), rows=rows)
 
     def save(self):
         return self.state if what == "moves" else None
@@ -138,6 +146,7 @@ def finish(self, tables, result):
     ideal_s = sum(-(-executors // max(1, hosts)) * task_s for _, hosts in steps)
     return {"took_s": ended[-1][0] - ended[0][0], "grown": grown, "mean_s": float(np.mean(steady)),
             "sum": float(tables["w"][0, 0]), "ideal_s": ideal_s,
+            "rows": int(sum(t.sum(dtype=np.int64) for name, t in tables.items() if name != "w")),
             "silence_s": max(np.diff(self.driver.told_s))}
 
 
@@ -332,6 +341,60 @@ async def moves(client: Client, folder: Path, rounds: int) -> list[Row]:
     ]  # fmt: skip
 
 
+async def emptied(client: Client, aggregator: str, order: str) -> tuple[int, float]:
+    """Let all of an aggregator go elsewhere, and let it be used again; return how many buckets went
+    and how long that took."""
+    loop = asyncio.get_running_loop()
+    begun_s = loop.time()
+    progress = await client.drain(aggregator, order, 60.0)
+    count = sum(job.buckets for job in progress.left)
+    while progress.drain.state != "drained":
+        if loop.time() - begun_s > GIVE_UP_S:
+            raise RuntimeError(f"{aggregator} is not empty after {GIVE_UP_S:g} s")
+        await asyncio.sleep(0.02)
+        progress = await client.drain(aggregator, order, 60.0)
+    took_s = loop.time() - begun_s
+    await client.restore(aggregator)
+    return count, took_s
+
+
+async def blocks(client: Client, folder: Path, rounds: int) -> list[Row]:
+    """Tables of 36 blocks of 2 MB go from one aggregator to the other and back while the program
+    trains, beside a run in which they stay (Lee 2020, section 3.3: 1.4 s for as many)."""
+    executors, iterations, task_s = 8, 500, 0.02
+    over: dict[bool, list[float]] = {True: [], False: []}
+    moved, empty_s = 0, []
+    for turn in range(rounds):
+        for moving in sorted(over, reverse=bool(turn % 2)):
+            id = f"b{turn}{'m' if moving else 's'}"
+            await submitted(client, folder, id, 2, "blocks", executors, iterations, task_s, 1)
+            await at_iteration(client, id, 10)
+            at = 0
+            while moving:
+                known = await client.aggregators()
+                serving = sorted(each.record.id for each in known if each.record.cluster)
+                count, took_s = await emptied(client, serving[at % len(serving)], f"{id}-{at}")
+                moved, at = moved + count, at + 1
+                empty_s += [took_s] if count >= 36 else []
+                progress = (await client.job_info(id)).progress
+                if progress and progress.program and progress.program.iteration > iterations - 100:
+                    break
+            found = await result(client, id)
+            if (found["sum"], found["rows"]) != (executors * iterations, found["sum"] * 26200):
+                raise RuntimeError(f"{id}: {found['sum']} tasks and {found['rows']} counted")
+            over[moving].append(found["took_s"])
+    ratios = tuple(a / b for a, b in zip(over[True], over[False], strict=True))
+    return [
+        Figure(
+            f"{moved} moves of blocks in {rounds} runs, every update once: the time",
+            statistics.median(over[True]), statistics.median(over[False]), "s", "blocks that stay",
+            1.02, lower_is_better=True, ratios=ratios,
+        ),
+        Figure("the same: 36 blocks of 2 MB, from the order until they are elsewhere",
+               statistics.median(empty_s), 1.0, "s", "1 s", 1.0, lower_is_better=True),
+    ]  # fmt: skip
+
+
 async def urgent(client: Client, id: str) -> float:
     """Run a job of higher priority on two slots for 30 s; return how many seconds that took."""
     loop = asyncio.get_running_loop()
@@ -383,6 +446,7 @@ PARTS: Final[dict[str, Part]] = {
     "scaling": on_cluster(scaling),
     "pauses": on_cluster(pauses),
     "moves": on_cluster(moves),
+    "blocks": on_cluster(blocks),
     "priority": on_cluster(priority, nodes=1, worker={"slots": 8}),
 }
 
