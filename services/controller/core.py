@@ -114,7 +114,7 @@ class Controller:
 
     def step(self, event: ShellEvent, now_s: float) -> list[Effect]:
         state = self.state
-        state.out = []
+        state.out, state.moved = [], False
         state.usage.note(len(state.index.involved), now_s)
         match event:
             case Requested():
@@ -140,6 +140,8 @@ class Controller:
                 self._recover(event.epoch, event.records, now_s)
             case Draining():
                 pass  # Another instance finds all of it in the records.
+        if state.moved:
+            drains.tick(state, now_s)
         if state.line.serving:
             assignment.serve(state, now_s)
         return state.out

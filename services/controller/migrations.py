@@ -184,6 +184,7 @@ def finish(state: State, job: Job, now_s: float) -> None:
         temporary=(),
     )
     _reset(job, now_s)
+    state.moved = True
     if not profiling:
         state.tell(job, "steady", now_s, aggregators=",".join(sorted(job.homes())))
 

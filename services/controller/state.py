@@ -298,6 +298,8 @@ class State:
         self.placed_told = JobId("")
         """The last job of whose places the master was told, where not all fit into a report."""
         self.drains: dict[AggregatorId, AggregatorDrain] = {}
+        self.moved = False
+        """A job has moved in this step: an aggregator that is being emptied may be empty."""
         self.unreadable: frozenset[str] = frozenset()
         """Jobs whose records are damaged: nothing of theirs is made, given away or dropped."""
         self.out: list[Effect] = []

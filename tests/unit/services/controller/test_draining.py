@@ -47,7 +47,6 @@ def test_an_aggregator_is_emptied_kept_from_everybody_and_given_back_once_it_is_
     harness.migrated("j")
     assert harness.homes("j") == ["a2", "a1"]
     assert harness.stored["j"].cause == "drained"
-    harness.tick()
     assert harness.said_of("a0") == ["draining", "drained"]
     harness.pass_time(60)
     assert "a0" in harness.pool.records, "the pool would lend it to somebody"
@@ -98,6 +97,7 @@ def test_those_that_would_lose_optimiser_state_leave_first_and_the_smallest_of_t
 
 
 def test_only_a_few_jobs_are_on_their_way_at_a_time() -> None:
+    """The next one goes as soon as one has gone, without a look at the clock."""
     harness = Draining(Pool(20))
     for number in range(7):
         harness.begin(f"j{number}", [0.001, 0.001])
@@ -108,7 +108,6 @@ def test_only_a_few_jobs_are_on_their_way_at_a_time() -> None:
     moving = [id for id in there if harness.stored[id].target]
     assert len(moving) == drains.JOBS_AT_ONCE
     harness.migrated(moving[0])
-    harness.tick()
     assert len([id for id in there if harness.stored[id].target]) == drains.JOBS_AT_ONCE
 
 
