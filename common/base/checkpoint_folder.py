@@ -137,7 +137,7 @@ class CheckpointFolder:
         fresh = _fresh(target)
         fill(fresh)
         nbytes, crc32 = _checksum(fresh)
-        _sync(fresh)
+        make_durable(fresh)
         said = Part(
             format=FORMAT, iteration=iteration, part=part, parts=parts, kind=kind,
             nbytes=nbytes, crc32=crc32,
@@ -145,9 +145,9 @@ class CheckpointFolder:
         manifest.unlink(missing_ok=True)
         fresh.replace(target)
         _fresh(manifest).write_bytes(msgspec.json.encode(said) + b"\n")
-        _sync(_fresh(manifest))
+        make_durable(_fresh(manifest))
         _fresh(manifest).replace(manifest)
-        _sync(self.path)
+        make_durable(self.path)
 
     def prune(self) -> None:
         """Remove what is older than the sets that are kept. Only rank 0 calls it."""
@@ -227,7 +227,7 @@ def _checksum(path: Path) -> tuple[int, int]:
     return nbytes, crc32
 
 
-def _sync(path: Path) -> None:
+def make_durable(path: Path) -> None:
     """Have the disk keep a file, or a folder's names."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

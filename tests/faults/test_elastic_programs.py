@@ -20,9 +20,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.faults.test_saved_jobs import facts_of, reaches
+from tests.faults.test_saved_jobs import facts_of, reaches, saved
 
-from slackwater.common.base import limits
+from slackwater.common.base import limits, saved_program
 from slackwater.common.base.checkpoint_folder import newest_of_buckets
 from slackwater.common.base.errors import Rejected
 from slackwater.common.embedded import ClusterOptions, EmbeddedCluster
@@ -223,6 +223,25 @@ async def test_paused_and_resumed_it_goes_on(tmp_path: Path) -> None:
         check(await ended(client), iterations)
 
 
+async def test_a_saved_program_goes_on_in_another_job(tmp_path: Path) -> None:
+    """Another job with another number of hosts, whose rank 0 is killed: every task of both counts
+    once, and executors have their states."""
+    iterations, folder = 500, tmp_path / "saved"
+    async with running() as (cluster, client):
+        await client.submit(program(tmp_path, iterations))
+        went = await goes_on(client, 20)
+        await paused(client)
+        assert (await saved(client, "counts", folder, "c")).phase == "done"
+        saved_program.save(saved_program.own_folder(program(tmp_path, 0)), folder)
+        await client.cancel("counts")
+        other = program(tmp_path, iterations, id="other", workers=3, start_from=str(folder))
+        await client.submit(other)
+        await goes_on(client, went, "other")
+        hosts = hosts_of(cluster, await client.job("other"))
+        os.killpg(hosts[0], signal.SIGKILL)
+        check(await ended(client, "other"), iterations)
+
+
 async def test_tables_that_were_lost_in_a_pause_are_as_old_as_their_checkpoint(
     tmp_path: Path,
 ) -> None:
@@ -390,10 +409,10 @@ async def test_two_hundred_kills_and_moves_lose_nothing(tmp_path: Path) -> None:
         check(await ended(client, within_s=900.0), iterations)
 
 
-async def goes_on(client: Client, before: int) -> int:
+async def goes_on(client: Client, before: int, id: str = "counts") -> int:
     """Wait until more iterations are done than before; return how many."""
     for _ in range(1200):
-        info = await client.job_info("counts")
+        info = await client.job_info(id)
         assert info.job.state not in TERMINAL_STATES, info.job.reason
         program = info.progress.program if info.progress else None
         if program is not None and program.iteration > before:

@@ -10,12 +10,14 @@ import typer
 
 from slackwater.cli.job_ids import JobId
 from slackwater.cli.show import with_client
+from slackwater.common.base import saved_program
 from slackwater.common.base.errors import Rejected
 from slackwater.common.shell.client import Client
 from slackwater.console.options import Json, Url
 from slackwater.console.outcome import TRY_LATER, err, out, print_json, reported
 from slackwater.console.usage import an_id
 from slackwater.schemas.checkpoints import CheckpointProgress
+from slackwater.schemas.jobs import JobSpec
 
 POLL_S: Final = 0.1
 TOLD_S: Final = 5.0
@@ -44,7 +46,8 @@ def checkpoint(
     """Save a job's parameters and optimiser states, all at one iteration, while it trains.
 
     A paused job is saved, too. Another job of the same tensors begins with the newest that a folder
-    has: `slackwater submit --from FOLDER`. Files are numpy's, with checksums; an iteration counts
+    has: `slackwater submit --from FOLDER`. An elastic program that is paused goes on from there:
+    `slackwater launch APP --from FOLDER`. Files are numpy's, with checksums; an iteration counts
     once all of its files are durable.
     Exits with 75 if --timeout is over before.
     """
@@ -53,7 +56,7 @@ def checkpoint(
             an_id("--id", request)
     order, where = request or f"checkpoint-{secrets.token_hex(4)}", str(folder.absolute())
 
-    made = with_client(url, lambda client: _follow(client, id, order, where, timeout))
+    made, spec, paused = with_client(url, lambda client: _made(client, id, order, where, timeout))
     if json:
         print_json(made)
     if made.phase == "failed":
@@ -70,6 +73,37 @@ def checkpoint(
             "--from` finds it where they do",
             markup=False,
         )
+    elif spec.program and (saved_program.own_folder(spec) / saved_program.JOURNAL).is_file():
+        with reported():
+            _save_program(spec, folder.absolute(), paused)
+
+
+async def _made(
+    client: Client, id: str, order: str, where: str, timeout_s: float
+) -> tuple[CheckpointProgress, JobSpec, bool]:
+    """Make the checkpoint; return what became of it, the job, and whether that was paused all the
+    time."""
+    before = await client.job(id)
+    made = await _follow(client, id, order, where, timeout_s)
+    after = await client.job(id)
+    same = before.state == after.state == "paused" and before.attempt == after.attempt
+    return made, after.spec, same
+
+
+def _save_program(spec: JobSpec, folder: Path, paused: bool) -> None:
+    """Let an elastic program go on from the checkpoint. Raises Rejected."""
+    if not paused:
+        err.print(
+            f"job {spec.id} is not paused: its tables alone are saved, and a program that begins "
+            f"with them begins at its first task; `slackwater pause {spec.id}` before, to go on",
+            markup=False,
+        )
+        return
+    try:
+        made = saved_program.save(saved_program.own_folder(spec), folder)
+    except OSError as error:
+        raise Rejected(f"{folder}: the program was not saved: {error.strerror}") from error
+    err.print(f"its program goes on from there, by {made.name}: launch --from", markup=False)
 
 
 async def _follow(

@@ -259,6 +259,11 @@ class DriverCore:
         """Return the ranks that are ready."""
         return tuple(sorted(rank for rank, host in self._hosts.items() if host.ready))
 
+    @property
+    def placed(self) -> int:
+        """Count the executors that are at hosts, or on their way."""
+        return sum(place.rank is not None for place in self._places)
+
     def held_by(self, rank: int) -> int:
         """Count the executors that are at the rank, or on their way from there."""
         return sum(place.rank == rank for place in self._places)

@@ -23,6 +23,7 @@ import msgspec
 from slackwater.agent.table_rows import RowUpdates
 from slackwater.common.base.errors import Fatal, Rejected
 from slackwater.common.base.packing import ARRAYS
+from slackwater.common.base.saved_program import JOURNAL, STATES
 from slackwater.elastic.cache import Update
 from slackwater.elastic.host import Batch
 from slackwater.schemas.elastic import Completion, Entry, RunBegun, RunStands
@@ -61,7 +62,7 @@ class RunJournal:
             raise Rejected(
                 f"{folder}: {error.strerror}; give the job a folder by --checkpoint"
             ) from error
-        self._path = folder / "journal.jsonl"
+        self._path = folder / JOURNAL
         self._file: int | None = None
         self.lines = 0
         """Lines that were read or written."""
@@ -87,6 +88,23 @@ class RunJournal:
                 ) from error
         self.lines = len(found)
         return found
+
+    def adopt(self, saved: Path, run: str, placement: int) -> list[Entry]:
+        """Take over the journal and the states of a saved program, as those of a new run. Raises
+        Rejected, Fatal."""
+        first, *others = RunJournal(saved).entries()
+        if not isinstance(first, RunBegun | RunStands):
+            raise Rejected(f"{saved / JOURNAL} does not begin with a run")
+        entries = [msgspec.structs.replace(first, run=run, placement=placement), *others]
+        self._begin(run)
+        if (saved / STATES).is_dir():
+            try:
+                shutil.copytree(saved / STATES, self._states(run))
+            except OSError as error:
+                raise _not_written(self._states(run), error) from error
+        _write(self._path, b"".join(_encode(entry) + b"\n" for entry in entries))
+        self.lines = len(entries)
+        return entries
 
     def shorten(self, entry: RunStands) -> None:
         """Put a line into the place of all that there are. Raises Fatal."""
@@ -141,11 +159,16 @@ class RunJournal:
         return self._states(run) / f"{executor}-{move}"
 
     def _states(self, run: str) -> Path:
-        return self.folder / f"run-{run}" / "states"
+        return self.folder / f"run-{run}" / STATES
 
     def remove_states(self, run: str) -> None:
         """Remove executors' states: the run is over. The journal stays, and says so."""
         shutil.rmtree(self._states(run), ignore_errors=True)
+
+    def remove(self) -> None:
+        """Forget that there was a run."""
+        self.close()
+        self._path.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Write no more. Idempotent."""

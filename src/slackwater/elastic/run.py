@@ -39,6 +39,7 @@ from slackwater.common.base.errors import (
     Retryable,
     Unavailable,
 )
+from slackwater.common.base.saved_program import saved
 from slackwater.common.base.words import number_of
 from slackwater.common.domains.slots.rules import Floats
 from slackwater.elastic.app import App, Table, checked, described
@@ -52,7 +53,7 @@ from slackwater.elastic.server import DriverServer
 from slackwater.elastic.wire import HEAD, framed, release, sizes
 from slackwater.schemas.base import FINITE_MAX, NAME_CHARS_MAX, Message
 from slackwater.schemas.elastic import FromDriver, HostHello, Over
-from slackwater.schemas.jobs import MEMORY_VARIABLE
+from slackwater.schemas.jobs import FROM_VARIABLE, MEMORY_VARIABLE
 from slackwater.schemas.progress import ProgramProgress
 from slackwater.schemas.workers import USELESS_TO_RESTART
 
@@ -174,10 +175,10 @@ class _Process:
         """Raises Rejected, and what the thread ended with."""
         agent = self._agent
         expected = 1 if self._alone else agent.workers
-        journal = RunJournal(self._folder)
+        journal, begun = RunJournal(self._folder), os.environ.get(FROM_VARIABLE)
         self._server = server = DriverServer(
             self._app, journal, agent.job, expected, self._tell, begins=agent.begins,
-            placement=agent.placement,
+            placement=agent.placement, saved=saved(Path(begun)) if begun else None,
         )  # fmt: skip
         server.start()
         self._meet()

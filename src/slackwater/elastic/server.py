@@ -11,6 +11,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
 import uvloop
@@ -74,10 +75,12 @@ class DriverServer:
         *,
         begins: bool | None,
         placement: int = 0,
+        saved: Path | None = None,
     ) -> None:
         """`expected`: hosts that it begins with; `tell`: is given reports, with the numbers of
         executors and hosts; `begins`: the tables are as they begin (None: they are if no journal is
-        of this `placement`). Raises Rejected."""
+        of this `placement`); `saved`: files of a saved program, whose tables they then are. Raises
+        Rejected."""
         self._app, self._journal, self._job, self._tell = app, journal, job, tell
         self.secret = secrets.token_hex(SECRET_BYTES)
         self.core = DriverCore(app.driver, app.executors, described(app), expected)
@@ -85,7 +88,7 @@ class DriverServer:
         self.finish: Finish | None = None
         self.error: BaseException | None = None
         """The error that ended the thread; None: it lives, or ended as it should."""
-        self._begins, self._placement = begins, placement
+        self._begins, self._placement, self._saved = begins, placement, saved
         self._payload = b""
         self._long = JOURNAL_LINES
         """Lines of the journal from which on it is to be shortened; twice those that it keeps."""
@@ -170,8 +173,10 @@ class DriverServer:
         first = entries[0] if entries else None
         known = isinstance(first, RunBegun | RunStands) and first.placement == self._placement
         begins = self._begins if self._begins is not None else not known
-        if begins:
-            run = secrets.token_hex(8)
+        run = secrets.token_hex(8)
+        if begins and self._saved is not None:
+            self._go_on(self._saved, run)
+        elif begins:
             self._do(self._guarded(lambda: self.core.begin(run, self._placement)))
         elif known:
             self._do(self._guarded(lambda: self.core.resume(entries)))
@@ -181,6 +186,22 @@ class DriverServer:
                 f"{self._journal.folder}: it lies on another machine; give the job a folder that "
                 "all its nodes share (--checkpoint), and run it again"
             )
+
+    def _go_on(self, saved: Path, run: str) -> None:
+        """Go on where a saved program was. Raises Rejected."""
+        entries = self._journal.adopt(saved, run, self._placement)
+        first, mine = entries[0], described(self._app)
+        assert isinstance(first, RunBegun | RunStands)
+        why = "" if first.program == mine else f"is of [{first.program}], this program is [{mine}]"
+        if not why:
+            self._do(self._guarded(lambda: self.core.resume(entries)))
+            away = self.core.placed
+            why = f"was saved while {away} of its executors were at hosts: pause it first" * bool(
+                away
+            )
+        if why:
+            self._journal.remove()
+            raise Rejected(f"{saved} {why}; without that folder its tables alone are taken")
 
     def _guarded(self, step: Callable[[], list[DriverAction]]) -> list[DriverAction]:
         """Let the core take a step in which the program's driver may raise: that ends the run."""

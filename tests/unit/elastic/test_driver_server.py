@@ -24,6 +24,8 @@ from slackwater.schemas.base import Message
 from slackwater.schemas.elastic import (
     BatchTold,
     Completion,
+    Entry,
+    ExecutorPlaced,
     FromDriver,
     HostHello,
     HostReady,
@@ -52,10 +54,12 @@ def ignore(report: Report, executors: int, hosts: int) -> None:
     """Tell nobody."""
 
 
-def begun(folder: Path, begins: bool | None = True, placement: int = 3) -> DriverServer:
+def begun(
+    folder: Path, begins: bool | None = True, placement: int = 3, saved: Path | None = None
+) -> DriverServer:
     server = DriverServer(
-        Once(), RunJournal(folder), "j", 1, ignore, begins=begins, placement=placement
-    )
+        Once(), RunJournal(folder), "j", 1, ignore, begins=begins, placement=placement, saved=saved
+    )  # fmt: skip
     server.start()
     return server
 
@@ -354,3 +358,60 @@ def test_a_run_that_began_with_a_checkpoint_goes_on_only_with_its_own_journal(
         runs.append(server.core.run)
         server.close(within_s=0.0)
     assert runs[0] == runs[1] != runs[2]
+
+
+def saved(folder: Path, *entries: Entry, program: str = described(Once())) -> Path:
+    """Files of a program that was saved after its executor's first task; more entries follow."""
+    journal = RunJournal(folder)
+    journal.write(RunBegun(run="r1", program=program))
+    journal.write(ExecutorPlaced(executor=0, move=1, rank=0))
+    done = Completion(order=0, result=ARRAYS.pack(None))
+    journal.write(BatchTold(rank=0, number=1, completions=(done,)))
+    for entry in entries:
+        journal.write(entry)
+    journal.close()
+    (folder / "states").mkdir()
+    (folder / "states" / "0-2").write_bytes(ARRAYS.pack({"some": 7}))
+    return folder
+
+
+GIVEN_BACK = ExecutorPlaced(executor=0, move=2, rank=None, state=2)
+
+
+def test_a_saved_program_goes_on_with_its_state_and_its_orders(tmp_path: Path) -> None:
+    """The journal is of the new run from then on: a driver that comes after a kill needs nothing
+    else."""
+    files = saved(tmp_path / "saved", GIVEN_BACK)
+    first = begun(tmp_path / "own", saved=files)
+    run = first.core.run
+    first.close(within_s=0.0)
+    assert run != "r1"
+    second = begun(tmp_path / "own", begins=False)
+    host = Host(second)
+    host.say(hello(second))
+    assert host.hear() == HostWelcome(run=run)
+    host.say(HostReady())
+    take = host.hear()
+    assert isinstance(take, TakeExecutor)
+    assert (take.executor, take.has_state) == (0, True)
+    orders = host.hear()
+    assert isinstance(orders, Orders)
+    assert [ARRAYS.unpack(order.task) for order in orders.orders] == [1]
+    host.close()
+    second.close(within_s=0.0)
+
+
+@pytest.mark.parametrize(
+    ("entries", "about", "why"),
+    [
+        ((GIVEN_BACK,), "P", r"program-7 is of \[P\], this program is \[Once"),
+        ((), described(Once()), "was saved while 1 of its executors were at hosts: pause it first"),
+    ],
+)
+def test_what_cannot_go_on_is_refused_and_leaves_nothing(
+    tmp_path: Path, entries: tuple[Entry, ...], about: str, why: str
+) -> None:
+    files = saved(tmp_path / "program-7", *entries, program=about)
+    with pytest.raises(Rejected, match=why):
+        begun(tmp_path / "own", saved=files)
+    assert RunJournal(tmp_path / "own").entries() == []
