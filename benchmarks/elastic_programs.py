@@ -13,7 +13,8 @@ until the last of four hosts that leave has ended. *Pauses*: the longest time in
 program ended, while two hosts joined two, and while none did. *Moves*: executors with a state are
 moved from host to host all the time, as hosts come and go, beside a run where none is: by how much
 each takes longer than ideal, with as many hosts as there were in each iteration. *Blocks*: tables
-go from aggregator to aggregator all the time. *Priority*: a
+go from aggregator to aggregator all the time. *Afar*: tasks that read rows over tcp let others run
+while they wait, or do not. *Priority*: a
 program of 8 hosts on 8 slots, which runs for 100 s, beside the same where a job of higher priority
 has 2 of them for 30 s (figure 4.6: 1.2 of undisturbed, and that job waits for 1 of 30 min).
 """
@@ -91,8 +92,13 @@ class Work(elastic.App):
 
 
 Work.executors = executors
-BLOCKS = 36
 Work.tables = {"w": Table(785 if what == "mlr" else 1, 10)}
+if what.startswith("afar"):
+    Work.tables |= {"rows": Table(20_000, 64, sparse=True)}
+if what == "afar-waits":
+    from slackwater.elastic.host import Host
+    Host._meanwhile = lambda self, is_there: None
+BLOCKS = 36
 if what == "blocks":
     Work.tables |= {f"t{at}": Table(2000, 262, dtype="int32", sparse=True) for at in range(BLOCKS)}
 Work.driver = Deep() if what == "orders" else Watched(number, staleness=depth)
@@ -113,9 +119,12 @@ class Executor(elastic.Executor):
             p /= p.sum(1, keepdims=True)
             ctx.update("w", -0.01 * self.x.T @ (p - self.y) / len(self.x))
             return float(-np.log((p * self.y).sum(1)).mean())
+        if what.startswith("afar"):
+            rows = (np.arange(200) * 97 + task * 31 + self.number * 2500) % 20_000
+            ctx.get("rows", rows=rows)
         if task_s:
             until_s = time.perf_counter() + task_s
-            if what == "orders":
+            if what == "orders" or what.startswith("afar"):
                 while time.perf_counter() < until_s:
                     pass
             else:
@@ -395,6 +404,25 @@ async def blocks(client: Client, folder: Path, rounds: int) -> list[Row]:
     ]  # fmt: skip
 
 
+async def afar(client: Client, folder: Path, rounds: int) -> list[Row]:
+    """A host whose tasks read 200 rows of a table over tcp and compute for a millisecond: one that
+    lets others run while it waits, and one that does not."""
+    took: dict[str, list[float]] = {"afar": [], "afar-waits": []}
+    for turn in range(rounds):
+        for what, each in took.items():
+            id = f"{what}{turn}"
+            await submitted(client, folder, id, 1, what, 8, 400, 0.001, 2)
+            each.append((await result(client, id))["took_s"])
+    ratios = tuple(a / b for a, b in zip(*took.values(), strict=True))
+    return [
+        Figure(
+            "tasks of 1 ms that read 200 rows over tcp: the whole run",
+            statistics.median(took["afar"]), statistics.median(took["afar-waits"]), "s",
+            "tasks that wait", lower_is_better=True, ratios=ratios,
+        )
+    ]  # fmt: skip
+
+
 async def urgent(client: Client, id: str) -> float:
     """Run a job of higher priority on two slots for 30 s; return how many seconds that took."""
     loop = asyncio.get_running_loop()
@@ -447,6 +475,7 @@ PARTS: Final[dict[str, Part]] = {
     "pauses": on_cluster(pauses),
     "moves": on_cluster(moves),
     "blocks": on_cluster(blocks),
+    "afar": on_cluster(afar, transport="tcp"),
     "priority": on_cluster(priority, nodes=1, worker={"slots": 8}),
 }
 

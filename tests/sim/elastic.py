@@ -82,6 +82,9 @@ class MemoryTables:
 
     def __init__(self, store: Store, rank: int, kills: Kills) -> None:
         self._store, self._rank, self._kills = store, rank, kills
+        self.meanwhile: Callable[[Callable[[], bool]], None] = lambda _: None
+        self.waiting = self.overlapped = 0
+        """Reads that are not there yet, and those that began while another one was not."""
 
     @property
     def number(self) -> int:
@@ -89,9 +92,23 @@ class MemoryTables:
 
     def read(self, name: str) -> Floats:
         self._kills.maybe()
-        if self._kills.rng.random() < 0.2:  # It is afar: an empty batch's answer has it.
+        rng = self._kills.rng
+        if rng.random() < 0.2:  # It is afar: an empty batch's answer has it.
             self.apply(self.number + 1, {})
+        elif rng.random() < 0.4:
+            return self._read_afar(name)
         return self._store.values[name].copy()
+
+    def _read_afar(self, name: str) -> Floats:
+        """Read what is there as it begins, or as it ends."""
+        rng, looks = self._kills.rng, iter(range(self._kills.rng.randrange(4)))
+        before = self._store.values[name].copy()
+        self.overlapped += bool(self.waiting)
+        self.waiting += 1
+        self.meanwhile(lambda: next(looks, None) is None)
+        self.waiting -= 1
+        self._kills.maybe()
+        return before if rng.random() < 0.5 else self._store.values[name].copy()
 
     def read_rows(self, name: str, rows: RowNumbers) -> Floats:
         return self.read(name)[rows]
@@ -158,6 +175,7 @@ class Process:
     """A host's process, and its connection to the driver."""
 
     host: Host
+    tables: MemoryTables
     up: deque[tuple[Message, bytes]] = field(default_factory=deque)
     down: deque[tuple[Message, bytes]] = field(default_factory=deque)
     connected: bool = False
@@ -212,6 +230,7 @@ class World:
         self.finished: Finish | None = None
         self.reports: list[Report] = []
         self.deaths = self.driver_deaths = self.moves = self.fetches = self.gets = 0
+        self.overlapped = 0
         self._payload = b""
         self.wanted = hosts
         self.core = self._core()
@@ -291,15 +310,16 @@ class World:
             self.kills.maybe()
             process.up.append((message, payload))
 
+        tables = MemoryTables(self.store, rank, self.kills)
         host = self.host_kind(
             self.app,
-            MemoryTables(self.store, rank, self.kills),
+            tables,
             lambda run: MemoryFiles(self.disks[rank], self.kills),
             send,
             now_s=lambda: float(self.rng.randrange(2)),
             memory=self._memory() if self._fitting else None,
         )
-        process = self.processes[rank] = Process(host)
+        process = self.processes[rank] = Process(host, tables)
 
     def _memory(self) -> ExecutorMemory:
         limit_bytes = int((self._fitting + 0.5) * EXECUTOR_BYTES / USED_PART)
@@ -310,6 +330,7 @@ class World:
         return memory
 
     def _gone(self, rank: int) -> None:
+        self.overlapped += self.processes[rank].tables.overlapped
         memory = self.processes[rank].host.memory
         if memory is not None:
             self.reads += memory.reads

@@ -116,7 +116,7 @@ def test_undisturbed() -> None:
 @pytest.mark.parametrize("part", range(5))
 def test_killed_moved_and_scaled(part: int) -> None:
     """A few hundred whole runs; `ELASTIC_SEEDS=10000` for more."""
-    deaths = driver_deaths = moves = shortened = 0
+    deaths = driver_deaths = moves = shortened = overlapped = 0
     for seed in range(part, SEEDS, 5):
         app = CountingRows() if seed % 2 else Counting()
         world = World(app, Counts, seed, kill=0.01)
@@ -124,7 +124,8 @@ def test_killed_moved_and_scaled(part: int) -> None:
         deaths, moves = deaths + world.deaths, moves + world.moves
         driver_deaths += world.driver_deaths
         shortened += world.shortened
-    assert min(deaths, driver_deaths, moves, shortened) > SEEDS // 5
+        overlapped += world.overlapped
+    assert min(deaths, driver_deaths, moves, shortened, overlapped) > SEEDS // 5
 
 
 @pytest.mark.parametrize("fitting", [1, 2])

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import Future
 from types import MappingProxyType
 from typing import Any, Final
@@ -66,6 +66,8 @@ class TableAgent(Agent):
             **options,
         )
         self._telling: Future[Meeting] | None = None
+        self.meanwhile: Callable[[Callable[[], bool]], None] = lambda _: None
+        """Called while a read waits for a network, with what says whether it is there."""
         self._zeros = {
             name: np.zeros_like(values) for name, values in tables.items() if name not in sparse
         }
@@ -172,6 +174,7 @@ class TableAgent(Agent):
         session = self._session
         assert isinstance(session, Session)
         asked = asyncio.run_coroutine_threadsafe(reading, session._loop)
+        self.meanwhile(asked.done)
         try:
             return asked.result(self._deadline_s)
         except TimeoutError as error:

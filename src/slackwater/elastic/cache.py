@@ -99,6 +99,16 @@ class TableCache:
         for cached in self._cached.values():
             cached.discard()
 
+    def put_aside(self) -> None:
+        """Keep what the running task added apart: another one runs while it waits."""
+        for cached in self._cached.values():
+            cached.put_aside()
+
+    def take_back(self) -> None:
+        """Go on with what the task added that was put aside last: the other one has ended."""
+        for cached in self._cached.values():
+            cached.take_back()
+
     @property
     def log(self) -> Mapping[str, Update]:
         """The updates of tasks that are done, and were not sent."""
@@ -142,6 +152,10 @@ class _Cached(Protocol):
 
     def discard(self) -> None: ...
 
+    def put_aside(self) -> None: ...
+
+    def take_back(self) -> None: ...
+
     @property
     def log(self) -> Update | None: ...
 
@@ -158,12 +172,15 @@ class _Whole:
         self.log: Floats | None = None
         self._own: Floats | None = None
         self.count = self._own_count = 0
+        self._aside: list[tuple[Floats | None, int]] = []
         self.fetches = 0
 
     def values(self, at: Rows, version: int) -> Floats:
         if self._values is None or self._tag < version:
             self.fetches += 1
-            self._values, self._tag = self._read(self._name), version
+            values = self._read(self._name)
+            if self._values is None or self._tag < version:  # No other task read it meanwhile.
+                self._values, self._tag = values, version
         found = self._values.copy() if at is None else self._values[at]
         if self._rule.shows:
             for added, count in ((self.log, self.count), (self._own, self._own_count)):
@@ -188,6 +205,13 @@ class _Whole:
 
     def discard(self) -> None:
         self._own, self._own_count = None, 0
+
+    def put_aside(self) -> None:
+        self._aside.append((self._own, self._own_count))
+        self.discard()
+
+    def take_back(self) -> None:
+        self._own, self._own_count = self._aside.pop()
 
     def sent(self) -> None:
         if self.log is not None and not self._rule.shows:
@@ -258,6 +282,9 @@ class _ByRows:
         self._values = np.zeros(shape, np.float32)
         self._tags = np.full(shape[0], -1)
         self._log, self._own = _Sums(shape), _Sums(shape)
+        self._aside: list[_Sums] = []
+        self._spare: list[_Sums] = []
+        """Sums of nothing."""
         self.fetches = 0
 
     def values(self, at: Rows, version: int) -> Floats:
@@ -276,7 +303,10 @@ class _ByRows:
         old = rows if _is_ascending(rows) else np.unique(rows)
         place = _place(old)
         self.fetches += 1
-        self._values[place] = self._read(self._name, old)
+        values = self._read(self._name, old)
+        if (newer := self._tags[place] >= version).any():  # Another task read them meanwhile.
+            place, values = old[~newer], values[~newer]
+        self._values[place] = values
         self._tags[place] = version
 
     def add(self, at: Rows, added: Floats) -> None:
@@ -289,6 +319,14 @@ class _ByRows:
 
     def discard(self) -> None:
         self._own.clear()
+
+    def put_aside(self) -> None:
+        self._aside.append(self._own)
+        self._own = self._spare.pop() if self._spare else _Sums(self._values.shape)
+
+    def take_back(self) -> None:
+        self._spare.append(self._own)
+        self._own = self._aside.pop()
 
     @property
     def log(self) -> RowUpdates | None:

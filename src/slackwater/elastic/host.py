@@ -63,6 +63,9 @@ class Batch(NamedTuple):
 class Tables(Protocol):
     """The program's tables, where all hosts read and add to them."""
 
+    meanwhile: Callable[[Callable[[], bool]], None]
+    """Called while a read waits for a network, with what says whether it is there."""
+
     @property
     def number(self) -> int:
         """The newest batch of this host that is applied whole."""
@@ -164,6 +167,9 @@ class Host:
         self._files: Files | None = None
         self._run = ""
         self.cache = TableCache(app.tables, tables.read, tables.read_rows)
+        tables.meanwhile = self._meanwhile
+        self._running: list[int] = []
+        """Executors whose tasks have begun; all but the last one wait for a table."""
         self._executors: dict[int, _Held] = {}
         self._parked: dict[int, _Held] = {}
         """Let go, and not to be forgotten yet."""
@@ -308,11 +314,13 @@ class Host:
 
     def _next(self) -> int | None:
         for at, order in enumerate(self._queue):
-            if order.executor not in self._giving and self._is_here(order.executor):
+            if self._may_run(order.executor):
                 return at
         return None
 
-    def _is_here(self, executor: int) -> bool:
+    def _may_run(self, executor: int) -> bool:
+        if executor in self._giving or executor in self._running:
+            return False
         return self.memory is None or self.memory.has(executor)
 
     @property
@@ -327,9 +335,7 @@ class Host:
         at = self._next()
         full = len(self._done) >= COMPLETIONS_MAX or self._done_bytes > FRAME_PACKED_BYTES
         if at is not None and not full:
-            order = self._queue[at]
-            del self._queue[at]
-            self._run_task(order)
+            self._run_task(at)
         late = bool(self._done) and self._now_s() - self._oldest_s >= FLUSH_S
         if (late or full or self._giving or self.idle) and not self.failed:
             self._flush()
@@ -338,10 +344,32 @@ class Host:
         if self.memory is not None:
             self.memory.look_ahead(self._waiting, self._ran, idle=self.idle and not self._ran)
 
-    def _run_task(self, order: Order) -> None:
+    def _meanwhile(self, is_there: Callable[[], bool]) -> None:
+        """Run other executors' tasks while the running one waits for a table: it gives its slot
+        away, and goes on after the last of them."""
+        while self._running and not is_there() and not self.failed and self._has_room():
+            at = self._next()
+            if at is None:
+                return
+            self.cache.put_aside()
+            try:
+                self._run_task(at)
+            finally:
+                self.cache.take_back()
+
+    def _has_room(self) -> bool:
+        """Say whether the batch has room for a task beside those that have begun."""
+        begun = len(self._running) + 1
+        most = self._done_bytes + begun * PACKED_BYTES_MAX
+        return len(self._done) + begun <= COMPLETIONS_MAX and most <= FRAME_PACKED_BYTES
+
+    def _run_task(self, at: int) -> None:
+        order = self._queue[at]
+        del self._queue[at]
         held = self._executors[order.executor]
         context = Context(self.cache, order.executor, order.version, self._app.executors)
         self._ran.add(order.executor)
+        self._running.append(order.executor)
         try:
             result = ARRAYS.pack(held.executor.run(context, ARRAYS.unpack(order.task)))
             if len(result) > PACKED_BYTES_MAX:
@@ -355,6 +383,8 @@ class Host:
                 raise  # The tables cannot be reached: it is not the program's fault.
             self._fail(order.executor, error)
             return
+        finally:
+            self._running.pop()
         self.cache.complete()
         if not self._done:
             self._oldest_s = self._now_s()

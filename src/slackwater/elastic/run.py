@@ -19,7 +19,7 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from types import FrameType, MappingProxyType
@@ -88,6 +88,14 @@ class AgentTables:
 
     def __init__(self, agent: TableAgent, tables: Mapping[str, Table]) -> None:
         self._agent, self._tables = agent, tables
+
+    @property
+    def meanwhile(self) -> Callable[[Callable[[], bool]], None]:
+        return self._agent.meanwhile
+
+    @meanwhile.setter
+    def meanwhile(self, call: Callable[[Callable[[], bool]], None]) -> None:
+        self._agent.meanwhile = call
 
     @property
     def number(self) -> int:

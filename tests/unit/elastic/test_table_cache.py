@@ -177,3 +177,46 @@ def test_counts_are_whole_and_refused_where_they_would_not_be_exact(sparse: bool
     store.cache.update("n", [[1]], [0])
     with pytest.raises(Rejected, match="2\\^24"):
         store.cache.get("n", None, 0)
+
+
+def test_what_a_waiting_task_added_is_its_own(sparse: bool) -> None:
+    store = Store(sparse=sparse)
+    cache = store.cache
+    cache.update("w", np.ones((4, 2)), None)
+    cache.put_aside()
+    assert not cache.get("w", None, 0).any(), "it is not complete"
+    cache.update("w", [[5, 5]], [2])
+    cache.complete()
+    cache.take_back()
+    assert cache.get("w", None, 0)[:, 0].tolist() == [1, 1, 6, 1]
+    cache.put_aside()
+    cache.update("n", [[1], [1], [1]], None)
+    cache.discard()
+    cache.take_back()
+    cache.discard()
+    assert cache.get("w", None, 0)[:, 0].tolist() == [0, 0, 5, 0]
+    assert cache.get("n", None, 0)[:, 0].tolist() == [0, 0, 0]
+    assert [*cache.log] == ["w"]
+
+
+def test_an_older_read_that_comes_later_lowers_no_tag(sparse: bool) -> None:
+    """A read of version 1 waits; meanwhile a newer order's task reads the same."""
+    store = Store(sparse=sparse)
+    old = store.values["w"].copy()
+    nested = [2]
+
+    def read(name: str, rows: RowNumbers | None = None) -> Floats:
+        if nested:
+            store.values["w"] += 1.0
+            store.cache.put_aside()
+            assert store.cache.get("w", [1, 3], nested.pop()).tolist() == [[1, 1], [1, 1]]
+            store.cache.take_back()
+            return old if rows is None else old[rows]
+        return store.values[name].copy() if rows is None else store.values[name][rows]
+
+    tables = {"w": Table(4, 2, sparse=sparse)}
+    store.cache = TableCache(tables, read, read)
+    store.cache.get("w", None, 1)
+    fetches = store.cache.fetches
+    assert store.cache.get("w", [1, 3], 2).tolist() == [[1, 1], [1, 1]]
+    assert store.cache.fetches == fetches

@@ -217,7 +217,7 @@ def test_a_save_that_fails_is_told_and_training_goes_on(
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("slackwater.common.base.checkpoint_folder._sync", full)
+    monkeypatch.setattr("slackwater.common.base.checkpoint_folder.make_durable", full)
     state, _ = trained(tmp_path, 4)
     assert state.iteration == 4
     assert "No space left on device; the one before stays" in capsys.readouterr().err

@@ -79,7 +79,7 @@ async def test_a_signal_drains_and_ends_with_code_0(lab: Any, signum: int) -> No
         asyncio.ensure_future(lab.ask("add", lab.toy.Add(command="c", account=f"a{n}", amount=1)))
         for n in range(200)
     ]
-    await asyncio.sleep(0.05)
+    await asyncio.wait(answers, timeout=10.0, return_when=asyncio.FIRST_COMPLETED)
     lab.supervisor.kill("t1", signum)
     unit = lab.supervisor.units["t1"]
     async with asyncio.timeout(10.0):
