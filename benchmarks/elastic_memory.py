@@ -17,7 +17,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -154,7 +153,6 @@ def measure(folder: Path, options: Any) -> list[Row]:
         far, none = (run(folder, options, [], limit) for limit in (plenty_bytes, 0))
         for name, found in zip(took, (aside, swapped, far, none), strict=True):
             took[name].append(found["took_s"])
-        time.sleep(1.0)
     passes = options.passes - 1
     what = f"{data_bytes >> 20} MB in {limit_bytes >> 20} MB, {passes} passes"
     middle = {name: statistics.median(each) for name, each in took.items()}

@@ -89,13 +89,9 @@ class RunJournal:
         self.lines = len(found)
         return found
 
-    def adopt(self, saved: Path, run: str, placement: int) -> list[Entry]:
-        """Take over the journal and the states of a saved program, as those of a new run. Raises
-        Rejected, Fatal."""
-        first, *others = RunJournal(saved).entries()
-        if not isinstance(first, RunBegun | RunStands):
-            raise Rejected(f"{saved / JOURNAL} does not begin with a run")
-        entries = [msgspec.structs.replace(first, run=run, placement=placement), *others]
+    def adopt(self, saved: Path, run: str, entries: list[Entry]) -> None:
+        """Take over the states of a saved program, and `entries`, as those of a new run. Raises
+        Fatal."""
         self._begin(run)
         if (saved / STATES).is_dir():
             try:
@@ -104,7 +100,6 @@ class RunJournal:
                 raise _not_written(self._states(run), error) from error
         _write(self._path, b"".join(_encode(entry) + b"\n" for entry in entries))
         self.lines = len(entries)
-        return entries
 
     def shorten(self, entry: RunStands) -> None:
         """Put a line into the place of all that there are. Raises Fatal."""
@@ -164,11 +159,6 @@ class RunJournal:
     def remove_states(self, run: str) -> None:
         """Remove executors' states: the run is over. The journal stays, and says so."""
         shutil.rmtree(self._states(run), ignore_errors=True)
-
-    def remove(self) -> None:
-        """Forget that there was a run."""
-        self.close()
-        self._path.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Write no more. Idempotent."""

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import uvloop
 
 from slackwater.common.base import codec, limits
@@ -188,20 +189,23 @@ class DriverServer:
             )
 
     def _go_on(self, saved: Path, run: str) -> None:
-        """Go on where a saved program was. Raises Rejected."""
-        entries = self._journal.adopt(saved, run, self._placement)
-        first, mine = entries[0], described(self._app)
-        assert isinstance(first, RunBegun | RunStands)
-        why = "" if first.program == mine else f"is of [{first.program}], this program is [{mine}]"
-        if not why:
-            self._do(self._guarded(lambda: self.core.resume(entries)))
-            away = self.core.placed
-            why = f"was saved while {away} of its executors were at hosts: pause it first" * bool(
-                away
+        """Go on where a saved program was. Raises Rejected, and then nothing of it is here."""
+        without = "without that folder its tables alone are taken"
+        entries, mine = RunJournal(saved).entries(), described(self._app)
+        first = entries[0] if entries else None
+        if not isinstance(first, RunBegun | RunStands):
+            raise Rejected(f"{saved} has no run; {without}")
+        if first.program != mine:
+            raise Rejected(f"{saved} is of [{first.program}], this program is [{mine}]; {without}")
+        entries[0] = msgspec.structs.replace(first, run=run, placement=self._placement)
+        effects = self._guarded(lambda: self.core.resume(entries))
+        if away := self.core.placed:
+            raise Rejected(
+                f"{saved} was saved while {away} of its executors were at hosts: pause it first; "
+                f"{without}"
             )
-        if why:
-            self._journal.remove()
-            raise Rejected(f"{saved} {why}; without that folder its tables alone are taken")
+        self._journal.adopt(saved, run, entries)
+        self._do(effects)
 
     def _guarded(self, step: Callable[[], list[DriverAction]]) -> list[DriverAction]:
         """Let the core take a step in which the program's driver may raise: that ends the run."""
