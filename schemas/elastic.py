@@ -150,6 +150,8 @@ class TakeExecutor(Message, kw_only=True, frozen=True, tag="elastic.take"):
     move: Positive
     """Counts the places that it had."""
     has_state: bool = False
+    parked: Count = 0
+    """The move by which the host has it loaded still, as it gave it back; 0: it does not."""
 
 
 class ForgetExecutor(Message, kw_only=True, frozen=True, tag="elastic.forget"):

@@ -13,14 +13,16 @@ from random import Random
 from types import MappingProxyType
 from typing import Any, Final
 
+import msgspec
+
 from slackwater.agent.table_rows import RowNumbers, RowUpdates
 from slackwater.common.base import codec
 from slackwater.common.domains.slots.rules import Floats
 from slackwater.elastic.app import App, Table
 from slackwater.elastic.cache import Update
-from slackwater.elastic.driver_core import (
+from slackwater.elastic.driver_core import DriverCore
+from slackwater.elastic.driver_effects import (
     DriverAction,
-    DriverCore,
     Finish,
     KeepState,
     Report,
@@ -38,6 +40,8 @@ from slackwater.schemas.elastic import (
     FromHost,
     HostLeaving,
     HostReady,
+    RunBegun,
+    RunStands,
     TaskFailed,
     Told,
 )
@@ -208,6 +212,16 @@ class OneThread(Pool):
         return SomeTime(self._rng, lambda: fn(*args, **kwargs))
 
 
+@dataclass(frozen=True)
+class Mark:
+    """All of a program at one instant, to go back to."""
+
+    values: dict[str, Floats]
+    applied: dict[tuple[int, str], int]
+    journal: list[Entry]
+    states: dict[tuple[int, int], bytes]
+
+
 class World:
     """`driver`: makes the program's driver, anew for each process of it. `fitting`: executors that
     a host has memory for; 0: all."""
@@ -221,7 +235,8 @@ class World:
         self.rng = Random(seed)
         self.app, self._driver, self._most = app, driver, 5
         self.kills = Kills(self.rng, kill)
-        self.shortened = 0
+        self.shortened = self.marked = self.gone_back = 0
+        self._mark: Mark | None = None
         self.store = Store(app.tables, {n: t.first_values(n) for n, t in app.tables.items()})
         self.disks: dict[int, Disk] = defaultdict(Disk)
         self.journal: list[Entry] = []
@@ -278,6 +293,9 @@ class World:
             process.connected = False
             process.up.clear()
             process.down.clear()
+        self._resume()
+
+    def _resume(self) -> None:
         self.core = self._core()
         chance, self.kills.chance = self.kills.chance, 0.0
         self._do(self.core.resume(self.journal))
@@ -390,6 +408,36 @@ class World:
             del self.processes[rank]
             self._do_alive(lambda: self.core.lost(rank))
 
+    def _hold_or_go_on(self) -> None:
+        """Hold the program now and then; once it is held, take a mark, mostly, and let it go on."""
+        if not self.core.held:
+            self._do_alive(self.core.hold if self.rng.random() < 0.9 else self.core.release)
+            return
+        if self.rng.random() < 0.8:
+            self.marked += 1
+            self._mark = Mark(
+                deepcopy(self.store.values), dict(self.store.applied), list(self.journal),
+                dict(self.states),
+            )  # fmt: skip
+        self._do_alive(self.core.release)
+
+    def _go_back(self) -> None:
+        """Lose all that came after the mark, as if tables were lost: another run goes on there."""
+        if (mark := self._mark) is None or self.finished is not None:
+            return
+        self.gone_back += 1
+        self.store.values = deepcopy(mark.values)
+        self.store.applied = defaultdict(int, mark.applied)
+        first, self.states = mark.journal[0], dict(mark.states)
+        assert isinstance(first, RunBegun | RunStands)
+        first = msgspec.structs.replace(first, run=f"{first.run}-{self.gone_back}")
+        self.journal = [first, *mark.journal[1:]]
+        self.disks.clear()
+        for rank in list(self.processes):
+            self._gone(rank)
+            self._start(rank)
+        self._resume()
+
     def _settle(self) -> None:
         """Let processes that came after a kill complete what was sealed, as they do before they
         hear that all is over."""
@@ -414,7 +462,14 @@ class World:
                 except KilledError:
                     self._dies(rank)
 
-    def play(self, turns: int = 200_000, scale: float = 0.0, sever: float = 0.0) -> "World":
+    def play(
+        self,
+        turns: int = 200_000,
+        scale: float = 0.0,
+        sever: float = 0.0,
+        hold: float = 0.0,
+        back: float = 0.0,
+    ) -> "World":
         """Until the program has ended. Raises AssertionError where it does not."""
         for _ in range(turns):
             if self.finished is not None:
@@ -425,6 +480,10 @@ class World:
             self.turn()
             if self.rng.random() < scale:
                 self.scale()
+            if self.core.held or self.rng.random() < hold:
+                self._hold_or_go_on()
+            if self.rng.random() < back:
+                self._go_back()
             if self.rng.random() < sever:
                 rank = self.rng.choice(sorted(self.processes))
                 self.processes[rank].connected = False

@@ -139,6 +139,49 @@ def test_executors_that_do_not_all_fit(fitting: int) -> None:
     assert min(reads, moves) > SEEDS
 
 
+class Instants(World):
+    """Checks that what is saved is of one instant: what was told is in the tables, and no more."""
+
+    def _hold_or_go_on(self) -> None:
+        if self.core.held:
+            driver: Any = self.core._driver
+            assert self.store.values["n"][:, 0].tolist() == driver.told
+        super()._hold_or_go_on()
+
+
+@pytest.mark.parametrize("part", range(3))
+def test_a_program_that_is_saved_whole_while_it_runs_goes_back_to_that(part: int) -> None:
+    """A mark is of one instant, and a run that goes on from it, with whatever hosts there are,
+    repeats what came after and nothing else."""
+    marked = gone_back = moves = 0
+    for seed in range(part, SEEDS, 3):
+        app = CountingRows() if seed % 2 else Counting()
+        world = Instants(app, Counts, seed, kill=0.003)
+        world.play(scale=0.01, sever=0.005, hold=0.02, back=0.002)
+        check(world)
+        marked, gone_back = marked + world.marked, gone_back + world.gone_back
+        moves += world.core.moves
+    assert min(marked, gone_back, moves) > SEEDS // 5
+
+
+def test_executors_that_are_held_stay_loaded_where_they_are() -> None:
+    loads = marked = moves = 0
+
+    class Loading(Counting):
+        class Executor(Counting.Executor):
+            def load(self, part: int) -> None:
+                nonlocal loads
+                loads += 1
+                super().load(part)
+
+    for seed in range(10):
+        world = Instants(Loading(), Counts, seed)
+        check(world.play(hold=0.02))
+        marked, moves = marked + world.marked, moves + world.core.moves
+    assert marked >= 20
+    assert loads == 10 * 7 + moves
+
+
 def test_iterations_are_reported_once_and_in_order() -> None:
     class Adding(App):
         executors = 5

@@ -13,11 +13,20 @@ is known by its number: a batch by its host's, an executor by its move.
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final
 
 from slackwater.common.base.packing import ARRAYS
+from slackwater.elastic.driver_effects import (
+    DriverAction,
+    Finish,
+    KeepState,
+    Report,
+    Send,
+    Shorten,
+    Write,
+)
+from slackwater.elastic.driver_places import KnownHost, Place
 from slackwater.elastic.drivers import Driver
 from slackwater.elastic.wire import framefuls
 from slackwater.schemas.base import Message
@@ -49,89 +58,14 @@ SENT_MAX: Final = 8192
 """Orders that are at hosts, all together."""
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
-    """Send a frame to a host. `state`: what is kept of this executor under this move follows it."""
-
-    rank: int
-    message: Message
-    state: tuple[int, int] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Write:
-    """Put a line into the journal before anything else is done."""
-
-    entry: Entry
-
-
-@dataclass(frozen=True, slots=True)
-class Shorten:
-    """Put this line into the place of all that are in the journal."""
-
-    entry: RunStands
-
-
-@dataclass(frozen=True, slots=True)
-class KeepState:
-    """Keep the state that came with the present frame, under the executor and its move."""
-
-    executor: int
-    move: int
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """Tell people."""
-
-    iteration: int
-    of: int
-    measured: dict[str, float]
-
-
-@dataclass(frozen=True, slots=True)
-class Finish:
-    """The run has ended. `reason` empty: well, with this result."""
-
-    reason: str
-    result: Any = None
-
-
-DriverAction = Send | Write | Shorten | KeepState | Report | Finish
-
-
-@dataclass(slots=True)
-class _Host:
-    ready: bool = False
-    """It has said what it holds."""
-    leaving: bool = False
-    """It was asked to end: it gets no executor."""
-    over: bool = False
-    """It was told to end."""
-
-
-@dataclass(slots=True)
-class _Place:
-    rank: int | None = None
-    move: int = 0
-    state: int = 0
-    """The move under which its state was kept last; 0: it was not."""
-    target: int | None = None
-    """Where it goes, while its host is asked for it."""
-    asked: bool = False
-    """Its host is asked for it."""
-    out: dict[int, Order] = field(default_factory=dict)
-    """Its orders that are not complete, by their number."""
-
-
 class DriverCore:
     """`expected`: hosts that are waited for before the first executors are placed."""
 
     def __init__(self, driver: Driver, executors: int, program: str, expected: int = 1) -> None:
         self.executors = executors
         self._driver, self._program, self._expected = driver, program, expected
-        self._places = [_Place() for _ in range(executors)]
-        self._hosts: dict[int, _Host] = {}
+        self._places = [Place() for _ in range(executors)]
+        self._hosts: dict[int, KnownHost] = {}
         self._told: Counter[int] = Counter()
         """The newest batch of each rank."""
         self._orders: dict[int, Order] = {}
@@ -142,7 +76,7 @@ class DriverCore:
         self._window = max(2, SENT_MAX // executors)
         """Orders of one executor that are at its host; more wait here."""
         self._replaying = False
-        self._begun = False
+        self._begun = self._holding = False
         self.run = ""
         self._placement = 0
         self.ended: Finish | None = None
@@ -170,12 +104,12 @@ class DriverCore:
         if len(place.out) <= self._window:
             self._goes_out(place, order)
 
-    def _goes_out(self, place: _Place, order: Order) -> None:
+    def _goes_out(self, place: Place, order: Order) -> None:
         if not self._replaying and self._reachable(place):
             assert place.rank is not None
             self._new.setdefault(place.rank, {})[order.number] = order
 
-    def _in_window(self, place: _Place) -> dict[int, Order]:
+    def _in_window(self, place: Place) -> dict[int, Order]:
         return dict(islice(place.out.items(), self._window))
 
     def report(self, iteration: int, of: int, /, **measured: float) -> None:
@@ -277,10 +211,12 @@ class DriverCore:
 
     def joined(self, rank: int) -> list[DriverAction]:
         """A process of the rank has connected; it may be another one than before."""
-        self._hosts[rank] = _Host()
+        self._hosts[rank] = KnownHost()
         for place in self._places:
             if place.rank == rank:
                 place.asked, place.target = False, None
+            if place.parked is not None and place.parked[0] == rank:
+                place.parked = None
         self._out.append(Send(rank, HostWelcome(run=self.run)))
         return self._effects()
 
@@ -360,7 +296,7 @@ class DriverCore:
             self._out.append(Send(rank, ForgetExecutor(executor=given.executor)))
             return self._effects()
         target, move = place.target, place.move + 1
-        if target is not None and not self._may_have(target):
+        if self._holding or (target is not None and not self._may_have(target)):
             target = None
         if given.has_state:
             self._out.append(KeepState(given.executor, move))
@@ -368,7 +304,10 @@ class DriverCore:
         entry = ExecutorPlaced(executor=given.executor, move=move, rank=target, state=state)
         self._out.append(Write(entry))
         self._placed(entry)
-        self._out.append(Send(rank, ForgetExecutor(executor=given.executor)))
+        if self._holding:
+            place.parked = rank, given.move
+        else:
+            self._out.append(Send(rank, ForgetExecutor(executor=given.executor)))
         if target is not None:
             self._sent_to(given.executor)
         return self.arrange()
@@ -386,6 +325,22 @@ class DriverCore:
         self.wanted = hosts
         return self.arrange()
 
+    def hold(self) -> list[DriverAction]:
+        """Take all executors back, each after its task. They stay loaded where they are."""
+        self._holding = True
+        return self.arrange()
+
+    @property
+    def held(self) -> bool:
+        """Say whether nothing runs and all that ran is told: tables, journal and executors' states
+        are of one instant."""
+        return self._holding and self.ended is None and not self.placed
+
+    def release(self) -> list[DriverAction]:
+        """Let a program that is held go on."""
+        self._holding = False
+        return self.arrange()
+
     def begin_anyway(self) -> list[DriverAction]:
         """Wait for no more hosts before the first executors are placed."""
         self._begun = True
@@ -393,25 +348,28 @@ class DriverCore:
 
     def _placed(self, entry: ExecutorPlaced) -> None:
         place = self._places[entry.executor]
-        self.moves += entry.move > 1 and entry.rank is not None
+        self.moves += place.comes_to(entry.rank)
         place.rank, place.move, place.state = entry.rank, entry.move, entry.state
-        place.asked, place.target = False, None
+        place.asked, place.target, place.parked = False, None, None
 
-    def _take(self, executor: int) -> None:
+    def _take(self, executor: int, parked: int = 0) -> None:
+        """Let the place's host have the executor; `parked`: the move by which it has it still."""
         place = self._places[executor]
         assert place.rank is not None
-        state = (executor, place.state) if place.state else None
-        take = TakeExecutor(executor=executor, move=place.move, has_state=state is not None)
+        state = (executor, place.state) if place.state and not parked else None
+        take = TakeExecutor(
+            executor=executor, move=place.move, has_state=state is not None, parked=parked
+        )
         self._out.append(Send(place.rank, take, state))
 
-    def _sent_to(self, executor: int) -> None:
+    def _sent_to(self, executor: int, parked: int = 0) -> None:
         """Send a placed executor to its host, and its orders after it."""
         place = self._places[executor]
         assert place.rank is not None
-        self._take(executor)
+        self._take(executor, parked)
         self._new.setdefault(place.rank, {}).update(self._in_window(place))
 
-    def _reachable(self, place: _Place) -> bool:
+    def _reachable(self, place: Place) -> bool:
         host = None if place.rank is None else self._hosts.get(place.rank)
         return host is not None and host.ready and not place.asked
 
@@ -427,6 +385,11 @@ class DriverCore:
         self._begun = self._begun or len(usable) >= self._expected
         if self.ended is not None or not self._begun:
             return self._effects()
+        if self._holding:
+            for executor, place in enumerate(self._places):
+                if self._reachable(place):
+                    self._ask_for(executor, None)
+            return self._effects()
         loads = {rank: 0 for rank in usable}
         for place in self._places:
             where = place.target if place.asked else place.rank
@@ -434,7 +397,10 @@ class DriverCore:
                 loads[where] += 1
         for executor, place in enumerate(self._places):
             if place.rank is None and usable:
-                self._place_at(executor, min(usable, key=lambda r: (loads[r], r)), loads)
+                parked = place.parked[0] if place.parked else -1
+                self._place_at(
+                    executor, min(usable, key=lambda r: (r != parked, loads[r], r)), loads
+                )
         for executor, place in enumerate(self._places):
             self._move_off(executor, place, loads)
         return self._effects()
@@ -442,12 +408,16 @@ class DriverCore:
     def _place_at(self, executor: int, rank: int, loads: dict[int, int]) -> None:
         place = self._places[executor]
         loads[rank] += 1
+        at, parked = place.parked or (rank, 0)
+        if at != rank:
+            self._out.append(Send(at, ForgetExecutor(executor=executor)))
+            parked = 0
         entry = ExecutorPlaced(executor=executor, move=place.move + 1, rank=rank, state=place.state)
         self._out.append(Write(entry))
         self._placed(entry)
-        self._sent_to(executor)
+        self._sent_to(executor, parked)
 
-    def _move_off(self, executor: int, place: _Place, loads: dict[int, int]) -> None:
+    def _move_off(self, executor: int, place: Place, loads: dict[int, int]) -> None:
         """Ask the executor's host for it where another one should have it."""
         if place.rank is None or place.asked or not self._reachable(place):
             return
@@ -458,11 +428,16 @@ class DriverCore:
                 return
         elif not must and loads[place.rank] - loads[target] < 2:
             return
-        place.asked, place.target = True, target
         if target is not None:
             loads[target] += 1
         if place.rank in loads:
             loads[place.rank] -= 1
+        self._ask_for(executor, target)
+
+    def _ask_for(self, executor: int, target: int | None) -> None:
+        place = self._places[executor]
+        assert place.rank is not None
+        place.asked, place.target = True, target
         self._out.append(Send(place.rank, GiveExecutor(executor=executor)))
 
     # Effects --------------------------------------------------------------------------------------

@@ -274,8 +274,8 @@ class Host:
         if held is not None and held.move == take.move:
             return
         parked = self._parked.pop(number, None)
-        if parked is not None and parked.move == take.move:
-            self._executors[number] = parked
+        if parked is not None and parked.move in (take.move, take.parked):
+            self._executors[number] = parked._replace(move=take.move)
             return
         try:
             made = self._app.executor(number)

@@ -44,7 +44,7 @@ from slackwater.common.base.words import number_of
 from slackwater.common.domains.slots.rules import Floats
 from slackwater.elastic.app import App, Table, checked, described
 from slackwater.elastic.cache import Update, presented
-from slackwater.elastic.driver_core import Report
+from slackwater.elastic.driver_effects import Report
 from slackwater.elastic.failures import last_words
 from slackwater.elastic.files import HostFolder, NoFiles, RunJournal
 from slackwater.elastic.host import Host

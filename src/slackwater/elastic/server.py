@@ -20,9 +20,9 @@ import uvloop
 from slackwater.common.base import codec, limits
 from slackwater.common.base.errors import Fatal, Rejected, Unavailable
 from slackwater.elastic.app import App, described
-from slackwater.elastic.driver_core import (
+from slackwater.elastic.driver_core import DriverCore
+from slackwater.elastic.driver_effects import (
     DriverAction,
-    DriverCore,
     Finish,
     KeepState,
     Report,

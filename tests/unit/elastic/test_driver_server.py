@@ -16,7 +16,8 @@ from slackwater.common.base.packing import ARRAYS
 from slackwater.elastic import App, Driver, Executor, Run, Ssp, Table
 from slackwater.elastic import server as server_module
 from slackwater.elastic.app import described
-from slackwater.elastic.driver_core import SENT_MAX, Report
+from slackwater.elastic.driver_core import SENT_MAX
+from slackwater.elastic.driver_effects import Report
 from slackwater.elastic.files import RunJournal
 from slackwater.elastic.server import DriverServer
 from slackwater.elastic.wire import HEAD, framed, release, sizes
