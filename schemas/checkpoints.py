@@ -38,6 +38,15 @@ class CheckpointJob(Message, kw_only=True, frozen=True, tag="checkpoint.job"):
     folder: Text
 
 
+class MarkJob(Message, kw_only=True, frozen=True, tag="checkpoint.mark"):
+    """The job's own program, which holds still, asks its controller to save its tables as a mark of
+    this name, a folder in its `save_to`. The same `mark` again asks how far it is. Answered by
+    CheckpointProgress."""
+
+    job: IdText
+    mark: IdText
+
+
 class CheckpointProgress(Message, kw_only=True, frozen=True, tag="checkpoint.progress"):
     """The answer."""
 

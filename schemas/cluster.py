@@ -23,6 +23,7 @@ from slackwater.schemas.base import (
     Name,
     NodeId,
     Record,
+    Run,
     Seconds,
     Text,
     bound,
@@ -322,6 +323,10 @@ class PlacedJob(Record, kw_only=True, frozen=True, array_like=True):
     """How often its buckets were migrated so far."""
     loss: Finite | None = None
     """Part of its profiled speed that it lost in its last monitor window; below 0: it is faster."""
+    run: Run = 0
+    """The number under which it is placed."""
+    lost: Text = ""
+    """What was lost of it, of a job that is to go back to a mark; empty: nothing."""
 
     def __post_init__(self) -> None:
         if self.loss is not None:

@@ -45,7 +45,7 @@ FACTS: Final[dict[str, dict[str, type[Any]]]] = {
         **_all(JobEvent, "optimizer-state-recovered", "optimizer-state-lost", "checkpointed"),
         **_all(JobEvent, "save-interval"),
         **_all(JobEvent, "restored", "checkpoint-failed"),
-        **_all(JobEvent, "rank-restarted", "hung", "gpus-idle", "deleted"),
+        **_all(JobEvent, "rank-restarted", "rolled-back", "hung", "gpus-idle", "deleted"),
         **_all(
             JobEvent, "scaling", "joining", "resizing", "scaled", "executors-moved", "gives-way"
         ),

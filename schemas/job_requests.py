@@ -181,6 +181,18 @@ class Meet(Message, kw_only=True, frozen=True, tag="job.meet"):
     """How far the program is, from rank 0."""
 
 
+class KeepMark(Message, kw_only=True, frozen=True, tag="job.keep-mark"):
+    """Rank 0 of an elastic program has a new mark, whole: from now on the job goes back to that.
+    Answered by Ok once it is stored. Idempotent."""
+
+    job: IdText
+    rank: Annotated[int, msgspec.Meta(ge=0, le=0)] = 0
+    attempt: Count
+    """The number of its process."""
+    mark: Text
+    """Its folder."""
+
+
 # Answers ---------------------------------------------------------------------------------------
 
 

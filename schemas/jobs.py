@@ -82,6 +82,10 @@ CHECKPOINT_VARIABLE: Final = "SLACKWATER_CHECKPOINT"
 """Tells a program the folder of its checkpoints."""
 FROM_VARIABLE: Final = "SLACKWATER_FROM"
 """Tells a program the folder of the checkpoint that its job begins with."""
+SAVE_TO_VARIABLE: Final = "SLACKWATER_SAVE_TO"
+"""Tells an elastic program that goes back to marks `JobSpec.save_to`."""
+SAVE_EVERY_VARIABLE: Final = "SLACKWATER_SAVE_EVERY_S"
+"""Tells it `JobSpec.save_every_s`."""
 MEMORY_VARIABLE: Final = "SLACKWATER_MEMORY_BYTES"
 """Tells a program `JobSpec.memory_bytes`, if that was said."""
 AGGREGATE_VARIABLE: Final = "SLACKWATER_AGGREGATE"
@@ -234,6 +238,10 @@ class JobSpec(Record, kw_only=True, frozen=True):
     save_fraction: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] = 1.0
     """The part that is saved at a time, so much more often: what changed most since it was saved
     (SCAR: Qiao 2021, section 5.4.2)."""
+    recover: Literal["partial", "rollback"] = "partial"
+    """What follows where an aggregator's memory is lost. "partial": what was there comes from the
+    newest copy of it, and training goes on. "rollback": an elastic program is saved whole in
+    `save_to`, and goes back to that, whole (Qiao 2021, chapter 5)."""
 
     def __post_init__(self) -> None:
         if self.gpus_min or self.gpus_max or self.gpu_types or self.gpus % self.workers:
@@ -255,9 +263,24 @@ class JobSpec(Record, kw_only=True, frozen=True):
             raise ValueError(
                 "save_every_s: 0, as its controller finds right, beside save_fraction; give seconds"
             )
+        if self.recover == "rollback":
+            self._check_rollback()
         for name in self.env:
             if name.startswith(OWN_ENV):
                 raise ValueError(f"env: {name} is set by the worker service itself; leave it out")
+
+    def _check_rollback(self) -> None:
+        wrong = ""
+        if not self.save_to:
+            wrong = "without a folder to go back to; give save_to"
+        elif not self.save_every_s:
+            wrong = "beside save_every_s 0; give seconds"
+        elif self.save_fraction < 1.0:
+            wrong = f"beside save_fraction {self.save_fraction:g}; leave that out, all is saved"
+        elif not self.program or self.consistency != "asynchronous":
+            wrong = "of a job that is not an elastic program; leave it out"
+        if wrong:
+            raise ValueError(f"recover: rollback {wrong}")
 
     @property
     def gpu_bounds(self) -> tuple[int, int]:
@@ -355,8 +378,8 @@ class JobRecord(Record, kw_only=True, frozen=True):
     """Seconds in which it does not train when it changes its GPUs, as measured of it and smoothed;
     0: not measured yet."""
     placement: Run = 0
-    """The number under which controllers place its tensors: one more with every run, and with every
-    attempt of a job that `sums`."""
+    """The number under which controllers place its tensors: one more with every run, with every
+    attempt of a job that `sums`, and whenever its tables go back to a mark."""
     sums: bool = False
     """Its aggregators add gradients up and keep nothing: its programs take the steps, and all its
     ranks must begin an attempt together."""
@@ -386,6 +409,13 @@ class JobRecord(Record, kw_only=True, frozen=True):
     numbered by it, too."""
     steps: StepProfile | None = None
     """The times of its iterations, of a job whose updates are not synchronous; None: not known."""
+    mark: Text = ""
+    """The folder of the newest mark of its program, of a job that goes back to that after a loss;
+    empty: it has none yet."""
+    begins_with: Text = ""
+    """The mark that its present placement began with; empty: with `spec.start_from`, if any."""
+    rolls_back: bool = False
+    """While it is stopping: it goes on from its mark, as a part of its tables is lost."""
     deleted: bool = False
     """Set when an ended job was deleted: it is not listed any more, and its id is free."""
     released: bool = False

@@ -18,11 +18,13 @@ from slackwater.schemas.base import (
     Text,
     cut_texts,
 )
+from slackwater.schemas.checkpoints import MarkJob
 from slackwater.schemas.job_requests import (
     AskMissing,
     AskSize,
     FinishJob,
     JoinJob,
+    KeepMark,
     Meet,
     RegisterJob,
 )
@@ -43,7 +45,9 @@ OfJob = (
     | AskSize
     | JoinJob
     | Meet
+    | KeepMark
     | LocateJob
+    | MarkJob
     | IterationsObserved
     | GoodputReport
 )
@@ -55,7 +59,9 @@ ASKED: Final[dict[tuple[str, str], type[OfJob]]] = {
     ("master", "size"): AskSize,
     ("master", "join"): JoinJob,
     ("master", "meet"): Meet,
+    ("master", "mark"): KeepMark,
     ("controller", "locate"): LocateJob,
+    ("controller", "mark"): MarkJob,
 }
 """Requests that a rank may make: service and verb. The master is the leading one; a job's
 controller may be any, for the master chooses it."""

@@ -18,6 +18,8 @@ from slackwater.schemas.jobs import JobSpec
 
 JOURNAL: Final = "journal.jsonl"
 STATES: Final = "states"
+ANY_MARK: Final = "mark-*"
+"""Matches folders of marks (elastic/marks.py)."""
 
 
 def own_folder(spec: JobSpec) -> Path:
@@ -54,6 +56,13 @@ def saved(folder: Path) -> Path | None:
     except Rejected:  # Aggregators say what is wrong with it.
         return None
     return found if (found / JOURNAL).is_file() else None
+
+
+def newest_mark(folder: Path) -> Path | None:
+    """Return the folder of the newest whole mark in a job's `save_to`; None: there is none."""
+    marks = {mark: saved(mark) for mark in folder.glob(ANY_MARK)}
+    made_s = {mark: made.stat().st_mtime for mark, made in marks.items() if made is not None}
+    return max(made_s, key=made_s.__getitem__) if made_s else None
 
 
 def _beside(folder: Path) -> Path:

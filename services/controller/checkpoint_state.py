@@ -64,6 +64,8 @@ class Checkpoint:
     """The controller's epoch: what an earlier one ordered under the same name is another order."""
     automatic: bool = False
     """One of those that a job is saved by now and then."""
+    mark: bool = False
+    """One of those that a program takes now and then, to go back to."""
     fraction: float = 1.0
     """The part of the pieces that is written, those that changed most; 1: all."""
     before: dict[int, int] = field(default_factory=dict)

@@ -10,13 +10,14 @@ from typing import Final
 
 from slackwater.common.base.effects import StartTimer
 from slackwater.common.domains.slots.rules import RULES
-from slackwater.schemas.base import NOT_FOUND, TOO_MANY, AggregatorId, Message, Refused
+from slackwater.schemas.base import CONFLICT, NOT_FOUND, TOO_MANY, AggregatorId, Message, Refused
 from slackwater.schemas.checkpoints import (
     BucketsCopied,
     BucketsWritten,
     CheckpointJob,
     CheckpointProgress,
     CopyBuckets,
+    MarkJob,
     WriteBuckets,
 )
 from slackwater.services.controller import hosting
@@ -41,6 +42,8 @@ def tick(state: State, now_s: float) -> None:
         spec, saving = job.record.spec, job.saving
         if not spec.save_to or job.record.phase in ("waiting", "hosting") or now_s < saving.due_s:
             continue
+        if spec.recover == "rollback":
+            continue  # Its program says when: it must hold still.
         if RULES[job.record.plan.update.name].sums:
             saving.due_s = inf
             state.tell(job, "checkpoint-failed", now_s, folder=spec.save_to, why=_KEEPS_NOTHING)
@@ -80,7 +83,7 @@ def _ended(state: State, job: Job, made: Checkpoint, now_s: float) -> None:
         if made.automatic and saving.failure != made.reason:
             state.tell(job, "checkpoint-failed", now_s, folder=made.folder, why=made.reason)
         saving.failure = made.reason if made.automatic else saving.failure
-    elif not made.unchanged and not (made.automatic and saving.number > 1):
+    elif not made.unchanged and not ((made.automatic or made.mark) and saving.number > 1):
         state.tell(
             job, "checkpointed", now_s, iteration=str(made.iteration), folder=made.folder,
             bytes=str(sum(made.nbytes.values())), took_s=f"{made.ended_s - made.begun_s:.3f}",
@@ -128,6 +131,24 @@ def order(state: State, job: Job | None, asked: CheckpointJob, now_s: float) -> 
     )
     pursue(state, job, now_s)
     return progress(job, job.checkpoint, now_s)
+
+
+def mark(state: State, job: Job | None, asked: MarkJob, now_s: float) -> Message:
+    """Begin to save a job's tables as a mark, in the folder that its user gave, or tell how far it
+    is."""
+    if job is not None and job.record.spec.recover != "rollback":
+        reason = f"job {job.id} does not go back to marks (recover)"
+        return Refused(reason=reason, code=CONFLICT)
+    folder = f"{job.record.spec.save_to}/{asked.mark}" if job is not None else ""
+    known = job.checkpoint if job is not None else None
+    found = order(
+        state, job, CheckpointJob(job=asked.job, request=asked.mark, folder=folder), now_s
+    )
+    if job is not None and job.checkpoint is not known:
+        assert job.checkpoint is not None
+        job.checkpoint.mark = True
+        job.saving.number += 1
+    return found
 
 
 def progress(job: Job, made: Checkpoint, now_s: float) -> CheckpointProgress:

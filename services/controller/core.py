@@ -48,7 +48,7 @@ from slackwater.common.base.effects import (
 from slackwater.common.base.errors import Rejected
 from slackwater.common.domains.slots.layout import plan_buckets
 from slackwater.schemas.base import CONFLICT, AggregatorId, JobId, Message, Ok, Record, Refused
-from slackwater.schemas.checkpoints import CheckpointJob
+from slackwater.schemas.checkpoints import CheckpointJob, MarkJob
 from slackwater.schemas.cluster import (
     AggregatorDrain,
     AggregatorHeartbeat,
@@ -200,6 +200,9 @@ class Controller:
             case CheckpointJob():
                 job = state.jobs.get(JobId(message.job))
                 state.out.append(Reply(token, checkpoints.order(state, job, message, now_s)))
+            case MarkJob():
+                job = state.jobs.get(JobId(message.job))
+                state.out.append(Reply(token, checkpoints.mark(state, job, message, now_s)))
             case DrainAggregator():
                 state.out.append(Reply(token, drains.order(state, message, now_s)))
             case RestoreAggregator():

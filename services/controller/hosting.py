@@ -23,7 +23,7 @@ from slackwater.services.controller.state import RETRY_S_MAX, RUN_EPOCHS, Asked,
 def host(state: State, job: Job, now_s: float) -> None:
     """Order what is not confirmed; once all is, the job can be located."""
     record = job.record
-    if record.phase in ("waiting", "released"):
+    if job.lost or record.phase in ("waiting", "released"):
         return
     if record.phase != "hosting" and not job.moving and _confirmed(state, job, now_s):
         return
@@ -191,6 +191,8 @@ def locate(state: State, job: Job | None, asked: LocateJob, now_s: float) -> Mes
     record = job.record
     if job.cannot_begin:
         return Refused(reason=f"job {id} cannot begin: {job.cannot_begin}", code=CONFLICT)
+    if job.lost:
+        return Refused(reason=f"job {id}: {job.lost}; it goes back to a mark", retry_after_s=0.2)
     if record.phase in ("waiting", "hosting"):
         return Refused(reason=f"job {id}: {why_waiting(job)}", retry_after_s=0.2)
     homes = {place.aggregator for place in (*record.places, *record.target)}

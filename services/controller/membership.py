@@ -31,7 +31,7 @@ from slackwater.schemas.cluster import (
     TenantUse,
 )
 from slackwater.schemas.placement import WorkerDone
-from slackwater.services.controller import assignment, hosting, migrations, scaling
+from slackwater.services.controller import assignment, hosting, losses, migrations, scaling
 from slackwater.services.controller.keys import (
     AdoptionAsked,
     AllocationAsked,
@@ -269,6 +269,8 @@ def _placed(state: State, ours: tuple[AggregatorId, ...]) -> dict[JobId, PlacedJ
             phase=job.record.phase,
             moves=job.record.moves,
             loss=_loss(job),
+            run=job.record.run,
+            lost=job.lost,
         )
     return found
 
@@ -326,7 +328,7 @@ def lose_and_retry(state: State, now_s: float) -> None:
                 job.pending.need, job.pending.next_s = 0, inf
                 state.line.again(job.id)
             continue
-        assignment.lose(state, job, now_s)
+        losses.lose(state, job, now_s)
         assignment.resume_pending(state, job, now_s)
         if job.pending is not None and now_s >= job.pending.next_s:
             assignment.decide(state, job, now_s)

@@ -10,7 +10,7 @@ was asked: between two answers in the other order it may have travelled.
 
 from slackwater.schemas.base import AggregatorId, JobId, Message
 from slackwater.schemas.placement import BucketHeld, BucketPlace, BucketsHeld, DropJob
-from slackwater.services.controller import hosting, idle_jobs, migrations
+from slackwater.services.controller import hosting, idle_jobs, losses, migrations
 from slackwater.services.controller.keys import StrayDropAsked
 from slackwater.services.controller.state import Aggregator, Asked, Job, State
 
@@ -136,6 +136,8 @@ def _begin_anew(
     state: State, job: Job, aggregator: AggregatorId, lost: list[int], now_s: float
 ) -> None:
     """The aggregator is there, the bytes are not: host again, one location epoch up."""
+    if losses.goes_back(job, (aggregator,)):
+        return
     for bucket in lost:
         epoch = job.target(bucket).location_epoch + 1
         migrations.retarget(

@@ -11,7 +11,7 @@ from slackwater.common.base.histogram import LATENCY_S, Histogram
 from slackwater.common.shell.definition import Level, ServiceDefinition
 from slackwater.common.shell.world import World
 from slackwater.schemas import subjects
-from slackwater.schemas.checkpoints import CheckpointJob
+from slackwater.schemas.checkpoints import CheckpointJob, MarkJob
 from slackwater.schemas.cluster import (
     AggregatorDrain,
     AggregatorHeartbeat,
@@ -87,6 +87,7 @@ def definition(config: ControllerConfig, world: World) -> ServiceDefinition:
             "release": ReleaseJob,
             "locate": LocateJob,
             "checkpoint": CheckpointJob,
+            "mark": MarkJob,
             "empty": DrainAggregator,
             "restore": RestoreAggregator,
             "lost": AggregatorLost,

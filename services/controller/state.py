@@ -117,6 +117,8 @@ class Job:
     """Refusals of commands for this job, by key: why the last attempt was refused."""
     cannot_begin: str = ""
     """Why it never will be hosted: the checkpoint that it is to begin with does not fit."""
+    lost: str = ""
+    """What was lost of it, of a job that is to go back to a mark; empty: nothing."""
     checkpoint: Checkpoint | None = None
     """The one that is being made, or was last."""
     saving: Saving = field(default_factory=Saving)

@@ -191,7 +191,8 @@ def _place(state: State, job: Job, now_s: float) -> None:
 
 def _place_order(job: Job) -> Order:
     record = job.record
-    return Order("place", f"-{record.placement}" if record.sums else "")
+    anew = record.sums or record.spec.recover == "rollback"
+    return Order("place", f"-{record.placement}" if anew else "")
 
 
 def _as_it_runs(job: Job) -> JobSpec:

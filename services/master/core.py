@@ -72,6 +72,7 @@ from slackwater.schemas.job_requests import (
     JobInfo,
     JobList,
     JoinJob,
+    KeepMark,
     ListJobs,
     Meet,
     PauseJob,
@@ -98,6 +99,7 @@ from slackwater.services.master import (
     hangs,
     idle_gpus,
     lifecycle,
+    marks,
     missing_ranks,
     node_list,
     pausing,
@@ -161,6 +163,7 @@ class Master:
             AskSize: self._answer(scaling.size),
             JoinJob: self._answer(scaling.joined),
             Meet: self._answer(scaling.meet),
+            KeepMark: self._answer(marks.keep),
             GetJob: self._get,
             ListJobs: self._list,
             RegisterJob: self._register,
@@ -437,6 +440,7 @@ class Master:
             if job is not None and job.record.cluster == report.cluster:
                 job.progress.take_report(placed, report.aggregators)
                 usage_listing.placed(self.state, job, now_s)
+                marks.look(self.state, job, placed, now_s)
 
     def _tick(self, now_s: float) -> None:
         state = self.state

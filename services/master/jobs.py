@@ -155,12 +155,15 @@ class Job:
     @property
     def spec(self) -> JobSpec:
         """The job's specification as submitted; rule and virtual ranks are the program's where
-        none were submitted, and squares of gradients are summed where either asks for it."""
+        none were submitted, and squares of gradients are summed where either asks for it. It begins
+        with the mark that it went back to."""
         spec = self.record.spec
         if self.noise and not spec.noise and spec.consistency == "synchronous":
             spec = msgspec.structs.replace(spec, noise=True)
         if self.update is not None and spec.update == UpdateRule():
             spec = msgspec.structs.replace(spec, update=self.update)
+        if self.record.begins_with:
+            spec = msgspec.structs.replace(spec, start_from=self.record.begins_with)
         if self.virtual_ranks and not spec.virtual_ranks:
             spec = msgspec.structs.replace(spec, virtual_ranks=self.virtual_ranks)
         return spec

@@ -21,6 +21,8 @@ from slackwater.schemas.jobs import (
     FROM_VARIABLE,
     MEMORY_VARIABLE,
     PAUSE_GRACE_S,
+    SAVE_EVERY_VARIABLE,
+    SAVE_TO_VARIABLE,
     JobRecord,
     JobSpec,
 )
@@ -53,6 +55,8 @@ TO_START: Final[frozenset[Verb]] = frozenset({"prepare", "start", "again"})
 """Orders whose refusal for good means that the job cannot run."""
 AS_ALL_COUNT: Final[dict[str, Any]] = {"counted": 0, "size_next": 0, "resizing": ""}
 """In the record of a job of which no rank joins or leaves."""
+ROLL_BACK_GRACE_S: Final = 0.2
+"""Seconds that processes have to end whose work since the mark counts no more."""
 RESULTS_BYTES_MAX = limits.RECORD_BYTES_MAX * 3 // 4
 
 
@@ -206,7 +210,7 @@ def _start(job: Job, node: NodeId, ranks: tuple[int, ...]) -> StartWorkers:
         gpu_ids=tuple(id for r in ranks for id in ids[(r - first) * each : (r - first + 1) * each]),
         rendezvous=job.meeting,
         grace_s=spec.grace_s,
-        env=launch_environment(spec),
+        env=launch_environment(job.spec),
         pack=spec.code,
         venv=spec.venv,
     )
@@ -217,6 +221,8 @@ def launch_environment(spec: JobSpec) -> dict[str, str]:
     told = {CHECKPOINT_VARIABLE: spec.checkpoint} if spec.checkpoint else {}
     if spec.start_from:
         told[FROM_VARIABLE] = spec.start_from
+    if spec.recover == "rollback":
+        told |= {SAVE_TO_VARIABLE: spec.save_to, SAVE_EVERY_VARIABLE: str(spec.save_every_s)}
     if spec.memory_bytes:
         told[MEMORY_VARIABLE] = str(spec.memory_bytes)
     if spec.aggregate != "auto":
@@ -228,6 +234,8 @@ def launch_environment(spec: JobSpec) -> dict[str, str]:
 
 def stop_grace_s(record: JobRecord) -> float:
     """Return the seconds that its processes have after SIGTERM; 0: as their service says."""
+    if record.rolls_back:
+        return ROLL_BACK_GRACE_S
     return record.spec.grace_s or (PAUSE_GRACE_S if record.state == "stopping" else 0.0)
 
 
@@ -333,7 +341,7 @@ def on_processes_gone(state: State, job: Job, now_s: float) -> None:
         changes: dict[str, Any] = {"attempt": record.attempt + 1, "planned": (), "joins": {}}
         changes |= count_use(state, job, None, now_s)
         changes["gpu_ids"] = {}
-        changes |= _measured(job, now_s) | _next_placement(state, job)
+        changes |= _measured(job, now_s) | next_placement(state, job, record.rolls_back)
         job.next_attempt()
         if goes_on:
             # Its own GPUs are not taken by itself: they are given up first.
@@ -362,17 +370,18 @@ def meets_alone(record: JobRecord) -> bool:
     return record.sums or (bool(plain) and record.cluster is None)
 
 
-def _next_placement(state: State, job: Job) -> dict[str, Any]:
-    """Have the regions of an attempt dropped in which gradients were added up: what is left of it
-    there is part of nothing that the next one computes."""
+def next_placement(state: State, job: Job, goes_back: bool) -> dict[str, Any]:
+    """Have the regions of an attempt dropped in which gradients were added up, or of which a part
+    was lost: what is left of it there is part of nothing that the next one computes."""
     record = job.record
-    if not record.sums or record.cluster is None:
+    if record.cluster is None or not (record.sums or goes_back):
         return {}
+    back = {"rolls_back": False, "begins_with": record.mark} if goes_back else {}
     subject = subjects.command("controller", record.cluster, "release")
     order = Order("release", f"-{record.placement}")
     state.ask(job, order, subject, ReleaseJob(job=job.id, run=record.placement))
     job.tensors, job.placed = (), False
-    return {"placement": min(record.placement + 1, RUNS_MAX)}
+    return {"placement": min(record.placement + 1, RUNS_MAX), **back}
 
 
 def _measured(job: Job, now_s: float) -> dict[str, Any]:

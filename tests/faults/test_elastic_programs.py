@@ -31,6 +31,7 @@ from slackwater.loadgen.replay.proof import mismatch
 from slackwater.loadgen.replay.workload import emulated
 from slackwater.schemas.job_states import TERMINAL_STATES
 from slackwater.schemas.jobs import JobRecord, JobSpec
+from slackwater.services.master.gangs import process_number
 from slackwater.services.worker.processes import RankFiles
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(240)]
@@ -72,8 +73,7 @@ def hosts_of(cluster: EmbeddedCluster, record: JobRecord) -> list[int]:
     found = []
     for folder in Path(cluster.supervisor.state_dir).glob("worker-w*"):
         for rank in range(HOSTS_MAX):
-            number = record.restarts.get(str(rank), 0) + record.joins.get(str(rank), 0)
-            identity = RankFiles(folder, id, rank, number).identity()
+            identity = RankFiles(folder, id, rank, process_number(record, rank)).identity()
             if identity is not None and identity.alive():
                 found.append(identity.pid)
     return found
@@ -323,6 +323,43 @@ async def test_rows_that_are_lost_while_it_runs_are_those_of_hosts_or_of_a_check
     for left in result.values():
         lost = iterations - math.log(left, 0.97)
         assert -0.1 < lost < may_lose, f"{lost:.1f} iterations were lost"
+
+
+async def marked(client: Client, before: str) -> None:
+    """Wait until the job has another mark."""
+    for _ in range(600):
+        if (await client.job("counts")).mark != before:
+            return
+        await asyncio.sleep(0.1)
+    raise AssertionError(f"no mark after {before!r}")
+
+
+@pytest.mark.parametrize("transport", ["", "tcp"], ids=["shm", "tcp"])
+async def test_a_program_goes_back_whole_to_its_mark_and_repeats_what_came_after(
+    tmp_path: Path, transport: str
+) -> None:
+    """Each aggregator's memory is lost once, which in the other mode costs updates: here every task
+    counts exactly once, and executors have the states of it. Hosts and services are killed, too."""
+    iterations, folder = 700, tmp_path / "marks"
+    spec = program(tmp_path, iterations, save_to=str(folder), save_every_s=1.0, recover="rollback")
+    async with running(transport) as (cluster, client):
+        await client.submit(spec)
+        for number, home in enumerate(("aggregator-a1", "aggregator-a2")):
+            await marked(client, (await client.job("counts")).mark)
+            await goes_on(client, (await goes_on(client, 0)) + 20)
+            await kill_hosts(cluster, client, number, 1, ["master-m1", "controller-c1"])
+            cluster.supervisor.drop_fds(home)
+            cluster.supervisor.kill(home, signal.SIGKILL)
+            await cluster.supervisor.until_ready(home)
+            await asyncio.sleep(1.0)
+        record = await ended(client)
+        told = await facts_of(client, "counts", "rolled-back")
+    check(record, iterations)
+    assert record.placement >= 1, "it went back"
+    assert all("it goes back to mark mark-" in fact.reason for fact in told)
+    assert record.begins_with.startswith(str(folder))
+    marks = [path.name for path in folder.iterdir()]
+    assert len(marks) == 1, "older marks are removed"
 
 
 async def test_a_launch_that_is_killed_leaves_the_program_running(tmp_path: Path) -> None:

@@ -181,7 +181,15 @@ _JOB: Final[dict[str, Callable[[JobEvent], str]]] = {
     "failed": lambda fact: ended(fact.job, "failed", fact.reason),
     "cancelled": lambda fact: ended(fact.job, "cancelled", fact.reason),
     **dict.fromkeys(
-        ("rank-restarted", "scaling", "joining", "resizing", "scaled", "executors-moved"),
+        (
+            "rank-restarted",
+            "rolled-back",
+            "scaling",
+            "joining",
+            "resizing",
+            "scaled",
+            "executors-moved",
+        ),
         lambda fact: f"{fact.job}: {fact.reason}",
     ),
     "gives-way": lambda fact: f"{fact.job} gives way" + _why(fact),

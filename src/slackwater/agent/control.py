@@ -19,12 +19,14 @@ from slackwater.common.base.errors import Rejected, Retryable
 from slackwater.common.shell.client import Client
 from slackwater.schemas import subjects
 from slackwater.schemas.base import ClusterId, JobId, Ok
+from slackwater.schemas.checkpoints import CheckpointProgress, MarkJob
 from slackwater.schemas.job_requests import (
     AskMissing,
     AskSize,
     FinishJob,
     JobRegistered,
     JoinJob,
+    KeepMark,
     Meet,
     Meeting,
     MissingRanks,
@@ -45,6 +47,8 @@ learn within five seconds when it is gone."""
 SIZE_S: Final = 0.25
 """Seconds after which an elastic job's rank 0 asks again how many workers are wanted, and a rank
 that joins says again that it is ready."""
+MARK_BUDGET_S: Final = 10.0
+"""Seconds that an order about a mark is tried: its program holds still meanwhile."""
 GAPS_UNTIL: Final = 256
 """The iteration after which nobody asks any more when buckets are needed."""
 DURATIONS_MAX: Final = 4096
@@ -186,6 +190,18 @@ class Control:
             job=self._job, rank=self._rank, address=address, secret=secret, progress=progress
         )
         return await self._client(budget_s=0.0).master("meet", message, Meeting)
+
+    async def mark(self, name: str) -> CheckpointProgress:
+        """Have the tables saved as a mark, or ask how far that is. Raises Retryable, Rejected."""
+        assert self.cluster is not None
+        subject = subjects.command("controller", self.cluster, "mark")
+        message = MarkJob(job=self._job, mark=name)
+        return await self._client(MARK_BUDGET_S).ask(subject, message, CheckpointProgress)
+
+    async def keep_mark(self, folder: str) -> None:
+        """Let the job go back to this mark from now on. Raises Retryable, Rejected."""
+        message = KeepMark(job=self._job, attempt=self._attempt, mark=folder)
+        await self._client(MARK_BUDGET_S).master("mark", message, Ok)
 
     async def finish(self, result: str) -> None:
         """Raises Retryable when no master stores it in time."""

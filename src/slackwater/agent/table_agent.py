@@ -14,11 +14,12 @@ import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import Future
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
 from slackwater.agent.client import Agent
+from slackwater.agent.control import MARK_BUDGET_S, Control
 from slackwater.agent.identity import JOB
 from slackwater.agent.local import Local
 from slackwater.agent.region_access import InPlace
@@ -31,12 +32,14 @@ from slackwater.common.base.errors import AccessRefused, DeadlineExceeded, Unava
 from slackwater.common.domains.slots.rows import NO_ROWS, Numbers
 from slackwater.common.domains.slots.rules import Floats
 from slackwater.schemas.base import WORKERS_MAX
+from slackwater.schemas.checkpoints import CheckpointProgress
 from slackwater.schemas.job_requests import Meeting
 from slackwater.schemas.jobs import FROM_VARIABLE
 from slackwater.schemas.progress import ProgramProgress
 from slackwater.schemas.tensors import UpdateRule
 
 _log = logging.getLogger("slackwater.agent")
+_Answer = TypeVar("_Answer")
 ADDING: Final = UpdateRule(name="sgd", learning_rate=1.0, weight_decay=0.0)
 """The rule by which a push of -x adds x."""
 
@@ -278,6 +281,25 @@ class TableAgent(Agent):
         if self._telling is not None and (error := self._telling.exception()) is not None:
             _log.info("job %s: the master was not told where the driver is: %s", self.job, error)
         self._telling = self._meeting(address, secret, progress)
+
+    # Marks ----------------------------------------------------------------------------------------
+
+    def save_mark(self, name: str) -> CheckpointProgress:
+        """Have the tables saved as a mark of the job, while nobody adds to them; called again, say
+        how far that is. Raises Retryable, Rejected, TimeoutError."""
+        return self._ordered(lambda control: control.mark(name))
+
+    def keep_mark(self, folder: str) -> None:
+        """Let the job go back to this mark after a loss. Raises Retryable, Rejected,
+        TimeoutError."""
+        self._ordered(lambda control: control.keep_mark(folder))
+
+    def _ordered(self, order: Callable[[Control], Coroutine[Any, Any, _Answer]]) -> _Answer:
+        session = self._session
+        assert isinstance(session, Session)
+        assert session._control is not None
+        asked = asyncio.run_coroutine_threadsafe(order(session._control), session._loop)
+        return asked.result(MARK_BUDGET_S + limits.REQUEST_TIMEOUT_S)
 
     def _meeting(
         self, address: str = "", secret: str = "", progress: ProgramProgress | None = None

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from enum import StrEnum
 from itertools import count
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -30,6 +31,21 @@ Hosts = Annotated[
         metavar="N:MAX",
         help="Hosts that an elastic program begins with, and the most that it may be scaled to.",
         show_default=f"{HOSTS[0]}:{HOSTS[1]}",
+    ),
+]
+
+
+class Recovery(StrEnum):
+    PARTIAL = "partial"
+    ROLLBACK = "rollback"
+
+
+Recover = Annotated[
+    Recovery,
+    typer.Option(
+        help="Where an aggregator's memory is lost, partial: what was there comes from the newest "
+        "copy, and training goes on; rollback: the elastic program, which is saved whole in "
+        "--save-to, goes back to that.",
     ),
 ]
 
@@ -91,8 +107,11 @@ def elastic_fields(options: dict[str, Any], env: dict[str, str]) -> dict[str, An
     first, most = bounds(options["hosts"])
     if options["memory"]:  # Else memory of arrays that are put aside is kept for the next ones.
         env = {"MALLOC_MMAP_THRESHOLD_": "131072", **env}
+    if options["recover"] == Recovery.ROLLBACK and options["save_to"] is None:
+        raise Usage("--recover rollback: the program goes back to what is saved: add --save-to")
     return {
         "env": env,
+        "recover": options["recover"].value,
         "id": options["id"] or stem_of(options["words"][0]),
         "workers": first,
         "workers_min": 1,

@@ -222,7 +222,11 @@ def _gpus(record: JobRecord) -> Iterator[tuple[str, str]]:
         part = f", {spec.save_fraction:g} of it at a time" if spec.save_fraction < 1.0 else ""
         within = f"within {spec.save_every_s:g} s" if spec.save_every_s else "as often as it pays"
         yield "Saved", f"in {spec.save_to}, {within}{part}"
-    if spec.start_from:
+    if spec.recover == "rollback":
+        yield "After a loss", f"it goes back to {record.mark or 'its begin: it has no mark yet'}"
+    if record.begins_with:
+        yield "Went back to", record.begins_with
+    elif spec.start_from:
         yield "Begins with", f"the checkpoint in {spec.start_from}"
     if record.reallocations or record.reallocation_s:
         paused = f", paused {number_of(record.preemptions, 'time')} for others' sake"

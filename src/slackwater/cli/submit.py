@@ -59,6 +59,7 @@ from slackwater.cli.submit_options import (
 )
 from slackwater.cli.submit_wait import attend
 from slackwater.cli.workdir import Sent, check_program, packed, packed_venv, store, within
+from slackwater.common.base import saved_program
 from slackwater.common.base.checkpoint_folder import newest_of_buckets
 from slackwater.common.base.errors import Rejected
 from slackwater.common.shell.client import Client
@@ -318,6 +319,7 @@ def begun_with(folder: Path) -> str:
     """Return the folder of --from, absolute. One that is seen from here is looked into: aggregators
     say the rest. Raises Usage."""
     path = folder.absolute()
+    path = saved_program.newest_mark(path) or path
     if path.is_dir():
         try:
             newest_of_buckets(path)

@@ -48,6 +48,7 @@ from slackwater.elastic.driver_effects import Report
 from slackwater.elastic.failures import last_words
 from slackwater.elastic.files import HostFolder, NoFiles, RunJournal
 from slackwater.elastic.host import Host
+from slackwater.elastic.marks import Marks
 from slackwater.elastic.memory import ExecutorMemory
 from slackwater.elastic.server import DriverServer
 from slackwater.elastic.wire import HEAD, framed, release, sizes
@@ -136,6 +137,7 @@ class _Process:
         """Counts the connections: what an older one says last does not count."""
         self._asked_to_end = False
         self._server: DriverServer | None = None
+        self._marks: Marks | None = None
         self._told_s = self._met_s = -1e9
         self._last: Report | None = None
         self._hosts = 0
@@ -189,6 +191,7 @@ class _Process:
             placement=agent.placement, saved=saved(Path(begun)) if begun else None,
         )  # fmt: skip
         server.start()
+        self._marks = Marks.wanted(agent, server, os.environ)
         self._meet()
 
     def _meet(self) -> None:
@@ -357,6 +360,8 @@ class _Process:
         if server.error is not None:
             raise server.error
         self._meet()
+        if self._marks is not None:
+            self._marks.look(self._meet)
         if (wanted := agent.wanted) is not None:
             server.want(wanted)
             agent.keep(server.least_hosts)

@@ -11,13 +11,14 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import CancelledError, Future
 from pathlib import Path
 from typing import Final
 
 import msgspec
 import uvloop
 
-from slackwater.common.base import codec, limits
+from slackwater.common.base import codec, limits, saved_program
 from slackwater.common.base.errors import Fatal, Rejected, Unavailable
 from slackwater.elastic.app import App, described
 from slackwater.elastic.driver_core import DriverCore
@@ -111,6 +112,28 @@ class DriverServer:
     def want(self, hosts: int) -> None:
         """So many ranks are to have the executors."""
         self._call(lambda: self._do(self.core.want(hosts)))
+
+    def hold(self) -> None:
+        """Let all tasks end, and none begin."""
+        self._call(lambda: self._do(self.core.hold()))
+
+    @property
+    def held(self) -> bool:
+        """Say whether no task runs, and all that ran is told."""
+        return self.core.held
+
+    def save_beside(self, tables: Path, within_s: float) -> None:
+        """Save the program, which is held, beside its tables. Raises OSError, Rejected,
+        TimeoutError, CancelledError."""
+        saving: Future[None] = Future()
+        if not self._thread.is_alive():
+            raise CancelledError
+        self._loop.call_soon_threadsafe(self._save_beside, tables, saving)
+        saving.result(within_s)
+
+    def release(self) -> None:
+        """Let a program that is held go on."""
+        self._call(lambda: self._do(self.core.release()))
 
     @property
     def least_hosts(self) -> int:
@@ -206,6 +229,15 @@ class DriverServer:
             )
         self._journal.adopt(saved, run, entries)
         self._do(effects)
+
+    def _save_beside(self, tables: Path, saving: "Future[None]") -> None:
+        try:
+            self._do(self._guarded(self.core.shorten))
+            saved_program.save(self._journal.folder, tables)
+        except Exception as error:  # Whoever waits raises it.
+            saving.set_exception(error)
+        else:
+            saving.set_result(None)
 
     def _guarded(self, step: Callable[[], list[DriverAction]]) -> list[DriverAction]:
         """Let the core take a step in which the program's driver may raise: that ends the run."""
