@@ -1,12 +1,13 @@
 """Measure what a partial failure costs in iterations (SCAR: Qiao 2021, section 5.5).
 
-A model is a list of units (rows of a matrix with what belongs to them): placed, lost and saved one
-by one. A trial trains, loses a random part p of the units at a random iteration, takes them (for
-full recovery: all) from the running checkpoint, and trains on until the loss is that of the same
-run undisturbed after 60 iterations. Rework is how many iterations later that is. Batches follow the
-iteration's number, so that a run is compared with itself; crossings are interpolated.
+A model is a list of units (rows of a matrix with what belongs to them, or a network's layers):
+placed, lost and saved one by one. A trial trains, loses a random part p of the units at a random
+iteration, takes them (for full recovery: all) from the running checkpoint, and trains on until the
+loss is that of the same run undisturbed after 60 iterations. Rework is how many iterations later
+that is. Batches follow the iteration's number, so that a run is compared with itself; crossings are
+interpolated.
 
-    python benchmarks/scar.py [--models mlr-digits mlr-mnist mf cnn] [--trials 30]
+    python benchmarks/scar.py [--models mlr-digits mlr-mnist mf cnn cnn-layers] [--trials 30]
 
 *Partial* (figures 5.7, 5.8): a full checkpoint every C = 8 iterations; p = 1/4, 1/2, 3/4. 59 to 89,
 31 to 62 and 12 to 42 % less than full recovery are published. *Priority* (figures 5.9, 5.10): an
@@ -41,7 +42,7 @@ State = list[Array]
 LOST: Final = {0.25: (59, 89), 0.5: (31, 62), 0.75: (12, 42)}
 """Part lost -> published reduction of rework by partial recovery, in per cent."""
 PRIORITY: Final = {"mlr-mnist": 0.70, "mlr-digits": 0.65}
-COPIES: Final = {"mlr-mnist": 0.78, "mlr-digits": 0.78, "cnn": 0.78}
+COPIES: Final = {"mlr-mnist": 0.78, "mlr-digits": 0.78, "cnn": 0.78, "cnn-layers": 0.78}
 """Model -> the reduction that is the goal; others are printed."""
 SHARED: Final = Path(os.environ.get("SLACKWATER_DATA", Path(__file__).parents[2] / "shared/data"))
 
@@ -130,11 +131,9 @@ class Factors:
 
 class Network:
     """Two convolutions and three dense layers on digits, Adam; an iteration is four batches of 64.
-    A unit is a shard: a row of a tensor's first axis, with its moments."""
+    A unit is a shard, a row of a tensor's first axis with its moments, or a whole layer."""
 
-    name = "cnn"
-
-    def __init__(self) -> None:
+    def __init__(self, *, by_layer: bool = False) -> None:
         import torch
         from torch import nn
 
@@ -149,6 +148,9 @@ class Network:
             nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10),
         )  # fmt: skip
         self.parameters = list(self.net.parameters())
+        self.name = "cnn-layers" if by_layer else "cnn"
+        layers = [at // 2 for at, each in enumerate(self.parameters) for _ in range(len(each))]
+        self.unit_of_row = np.array(layers) if by_layer else None
         self.seed = 0
 
     def begin(self, seed: int) -> State:
@@ -208,23 +210,24 @@ def mnist() -> Softmax:
 # Units --------------------------------------------------------------------------------------------
 
 
-def units(state: State) -> int:
-    return sum(len(each) for each in state)
+def unit_of_row(model: Model, state: State) -> Array:
+    """Return the unit of each row of the state: each is one by itself, unless the model says."""
+    known = getattr(model, "unit_of_row", None)
+    return np.arange(sum(len(each) for each in state)) if known is None else known
 
 
-def far(a: State, b: State) -> Array:
+def far(a: State, b: State, owner: Array) -> Array:
     """Return each unit's distance; of one with moments, that of its parameters."""
     found = []
     for x, y in zip(a, b, strict=True):
         own = (x - y)[:, 0] if x.ndim > 2 else x - y
-        found.append(np.linalg.norm(own.reshape(len(own), -1), axis=1))
-    return np.concatenate(found)
+        found.append((own.reshape(len(own), -1) ** 2).sum(1))
+    return np.sqrt(np.bincount(owner, np.concatenate(found)))
 
 
-def mixed(state: State, saved: State, which: Array) -> State:
+def mixed(state: State, saved: State, which: Array, owner: Array) -> State:
     """Return the state with these units taken from `saved`."""
-    lost = np.zeros(units(state), bool)
-    lost[which] = True
+    lost = np.isin(owner, which)
     made, at = [], 0
     for mine, old in zip(state, saved, strict=True):
         rows = lost[at : at + len(mine)].reshape(-1, *(1,) * (mine.ndim - 1))
@@ -250,24 +253,26 @@ def converged(model: Model, state: State, at: int, wanted: float) -> tuple[float
     return at - back, states
 
 
-def running(states: Sequence[State], failed: int, fraction: float, how: str, rng: Any) -> State:
+def running(
+    states: Sequence[State], failed: int, fraction: float, how: str, rng: Any, owner: Array
+) -> State:
     """Return the running checkpoint when the iteration after `failed` fails."""
     saved, every = states[0], max(1, round(fraction * C))
-    count = units(saved)
+    count = int(owner[-1]) + 1
     take, turn = max(1, round(fraction * count)), 0
     for at in range(every, failed + 1, every):
         if fraction == 1.0:
             which: Array = np.arange(count)
         elif how == "priority":
-            which = np.argsort(-far(states[at], saved), kind="stable")[:take]
+            which = np.argsort(-far(states[at], saved, owner), kind="stable")[:take]
         elif how == "histogram":
-            found = far(states[at], saved)
+            found = far(states[at], saved, owner)
             which = chosen(found, *threshold(histogram(found).tolist(), fraction))
         elif how == "round":
             which, turn = np.arange(turn, turn + take) % count, turn + take
         else:
             which = rng.choice(count, take, replace=False)
-        saved = mixed(saved, states[at], which)
+        saved = mixed(saved, states[at], which, owner)
     return saved
 
 
@@ -287,20 +292,23 @@ def experiment(model: Model, trials: int) -> list[Row]:
         failed = 0
         while not C <= failed < base - 1:
             failed = int(rng.geometric(2 / base))
-        count, here = units(states[0]), states[failed]
+        owner, here = unit_of_row(model, states[0]), states[failed]
+        count = int(owner[-1]) + 1
 
-        def cost(saved: State, which: Array, *, of: Any = (here, failed, wanted, base)) -> float:
-            state, at, loss, undisturbed = of
-            return converged(model, mixed(state, saved, which), at, loss)[0] - undisturbed
+        def cost(
+            saved: State, which: Array, *, of: Any = (here, failed, wanted, base, owner)
+        ) -> float:
+            state, at, loss, undisturbed, units = of
+            return converged(model, mixed(state, saved, which, units), at, loss)[0] - undisturbed
 
-        last = running(states, failed, 1.0, "priority", rng)
+        last = running(states, failed, 1.0, "priority", rng, owner)
         rework["full"].append(cost(last, np.arange(count)))
         for part in LOST:
             lost = rng.choice(count, round(part * count), replace=False)
             rework.setdefault(part, []).append(cost(last, lost))
         half = rng.choice(count, count // 2, replace=False)
         for how in ("histogram", "priority", "round", "random"):
-            saved = running(states, failed, FRACTION, how, rng)
+            saved = running(states, failed, FRACTION, how, rng, owner)
             rework.setdefault(how, []).append(cost(saved, half))
         rework.setdefault("copies", []).append(cost(states[failed - 1], half))
     return rows_of(model.name, trials, {name: float(np.mean(v)) for name, v in rework.items()})
@@ -330,14 +338,18 @@ def rows_of(name: str, trials: int, mean: dict[Any, float]) -> list[Row]:
     return rows
 
 
-MODELS: Final = {"mlr-digits": digits, "mlr-mnist": mnist, "mf": Factors, "cnn": Network}
+MODELS: Final = {
+    "mlr-digits": digits,
+    "mlr-mnist": mnist,
+    "mf": Factors,
+    "cnn": Network,
+    "cnn-layers": lambda: Network(by_layer=True),
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--models", nargs="+", choices=[*MODELS, "bounds"], default=[*MODELS, "bounds"]
-    )
+    parser.add_argument("--models", nargs="+", choices=[*MODELS], default=[*MODELS])
     parser.add_argument("--trials", type=int, default=30)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()

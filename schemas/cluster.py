@@ -326,7 +326,7 @@ class PlacedJob(Record, kw_only=True, frozen=True, array_like=True):
     run: Run = 0
     """The number under which it is placed."""
     lost: Text = ""
-    """What was lost of it, of a job that is to go back to a mark; empty: nothing."""
+    """Says what was lost of a job that is to go back to a mark; empty: nothing."""
 
     def __post_init__(self) -> None:
         if self.loss is not None:

@@ -239,7 +239,7 @@ class JobSpec(Record, kw_only=True, frozen=True):
     """The part that is saved at a time, so much more often: what changed most since it was saved
     (SCAR: Qiao 2021, section 5.4.2)."""
     recover: Literal["partial", "rollback"] = "partial"
-    """What follows where an aggregator's memory is lost. "partial": what was there comes from the
+    """The way back where an aggregator's memory is lost. "partial": what was there comes from the
     newest copy of it, and training goes on. "rollback": an elastic program is saved whole in
     `save_to`, and goes back to that, whole (Qiao 2021, chapter 5)."""
 

@@ -27,6 +27,8 @@ from slackwater.services.controller.state import Job, State
 
 LOOK_S: Final = 0.1
 """Seconds between two looks at one that waits for a version, or for a disk."""
+LOOK_AT_FIRST_S: Final = 0.01
+"""And at one that has just begun: a program may stand still for it."""
 UPDATES_MAX: Final = 64
 """Updates after which all is saved again: more files would be read for longer."""
 _KEEPS_NOTHING: Final = (
@@ -170,7 +172,8 @@ def pursue(state: State, job: Job, now_s: float) -> None:
     made = job.checkpoint
     if made is None or made.over:
         return
-    state.out.append(StartTimer(CheckpointDue(job.id), now_s + LOOK_S))
+    look_s = min(LOOK_S, max(LOOK_AT_FIRST_S, (now_s - made.begun_s) / 4))
+    state.out.append(StartTimer(CheckpointDue(job.id), now_s + look_s))
     if job.record.phase == "released":
         made.fail("the job ended", now_s)
         return

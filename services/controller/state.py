@@ -118,7 +118,7 @@ class Job:
     cannot_begin: str = ""
     """Why it never will be hosted: the checkpoint that it is to begin with does not fit."""
     lost: str = ""
-    """What was lost of it, of a job that is to go back to a mark; empty: nothing."""
+    """Says what was lost of a job that is to go back to a mark; empty: nothing."""
     checkpoint: Checkpoint | None = None
     """The one that is being made, or was last."""
     saving: Saving = field(default_factory=Saving)

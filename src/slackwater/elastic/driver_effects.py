@@ -1,4 +1,4 @@
-"""What a program's driver wants done, in the order in which it is to be done."""
+"""Actions that a program's driver wants done, in their order."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a program's driver knows of its hosts, and of where executors are."""
+"""Hosts of a program, and places of its executors, as its driver knows them."""
 
 from dataclasses import dataclass, field
 

@@ -26,7 +26,7 @@ from slackwater.common.base.packing import ARRAYS
 from slackwater.common.base.saved_program import JOURNAL, STATES
 from slackwater.elastic.cache import Update
 from slackwater.elastic.host import Batch
-from slackwater.schemas.elastic import Completion, Entry, RunBegun, RunStands
+from slackwater.schemas.elastic import Completion, Entry, ExecutorPlaced, RunBegun, RunStands
 
 _NAME: Final = re.compile(r"(\d+)-(\d+)-(\d+)")
 _encode = msgspec.json.Encoder().encode
@@ -64,6 +64,8 @@ class RunJournal:
             ) from error
         self._path = folder / JOURNAL
         self._file: int | None = None
+        self._run = ""
+        """That of the state which was kept last."""
         self.lines = 0
         """Lines that were read or written."""
 
@@ -122,6 +124,14 @@ class RunJournal:
         if written < len(line):
             raise Fatal(f"{self._path} was not written whole; make room there")
         self.lines += 1
+        if isinstance(entry, ExecutorPlaced) and entry.state == entry.move:
+            self._drop_older(entry)
+
+    def _drop_older(self, entry: ExecutorPlaced) -> None:
+        """Remove states that an executor had at former moves."""
+        for other in self._states(self._run).glob(f"{entry.executor}-*"):
+            if other.name != f"{entry.executor}-{entry.state}":
+                other.unlink(missing_ok=True)
 
     def _begin(self, run: str) -> None:
         self.close()
@@ -132,7 +142,9 @@ class RunJournal:
                 shutil.rmtree(other, ignore_errors=True)
 
     def keep(self, run: str, executor: int, move: int, state: bytes) -> None:
-        """Keep the state that an executor had at a move. Raises Fatal."""
+        """Keep the state that an executor had at a move; those of former moves stay until its place
+        is written. Raises Fatal."""
+        self._run = run
         path = self._state(run, executor, move)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

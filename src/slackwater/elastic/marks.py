@@ -53,6 +53,11 @@ class Marks:
             return None
         return cls(agent, server, Path(folder), float(environment[SAVE_EVERY_VARIABLE]))
 
+    @property
+    def due(self) -> bool:
+        """Say whether the program is held, to be saved."""
+        return self._held_s is not None and self._server.held
+
     def look(self, meanwhile: Callable[[], None]) -> None:
         """Do what is due; `meanwhile` is called while the program is saved. Returns soon, but for
         that."""

@@ -187,8 +187,9 @@ class _Process:
         expected = 1 if self._alone else agent.workers
         journal, begun = RunJournal(self._folder), os.environ.get(FROM_VARIABLE)
         self._server = server = DriverServer(
-            self._app, journal, agent.job, expected, self._tell, begins=agent.begins,
-            placement=agent.placement, saved=saved(Path(begun)) if begun else None,
+            self._app, journal, agent.job, expected, self._tell, on_held=self._wake,
+            begins=agent.begins, placement=agent.placement,
+            saved=saved(Path(begun)) if begun else None,
         )  # fmt: skip
         server.start()
         self._marks = Marks.wanted(agent, server, os.environ)
@@ -330,7 +331,9 @@ class _Process:
                     return over
                 continue
             host.step()
-            if (now_s := time.monotonic()) - looked_s >= LOOK_S:
+            held = self._marks is not None and self._marks.due
+            now_s = time.monotonic()
+            if held or now_s - looked_s >= LOOK_S:
                 looked_s = now_s
                 self._look_after_rank_0()
                 if self._asked_to_end:

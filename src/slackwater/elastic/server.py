@@ -75,14 +75,15 @@ class DriverServer:
         expected: int,
         tell: Callable[[Report, int, int], None],
         *,
+        on_held: Callable[[], None] = lambda: None,
         begins: bool | None,
         placement: int = 0,
         saved: Path | None = None,
     ) -> None:
         """`expected`: hosts that it begins with; `tell`: is given reports, with the numbers of
-        executors and hosts; `begins`: the tables are as they begin (None: they are if no journal is
-        of this `placement`); `saved`: files of a saved program, whose tables they then are. Raises
-        Rejected."""
+        executors and hosts; `on_held`: called while the program is held; `begins`: the tables are
+        as they begin (None: they are if no journal is of this `placement`); `saved`: files of a
+        saved program, whose tables they then are. Raises Rejected."""
         self._app, self._journal, self._job, self._tell = app, journal, job, tell
         self.secret = secrets.token_hex(SECRET_BYTES)
         self.core = DriverCore(app.driver, app.executors, described(app), expected)
@@ -91,6 +92,7 @@ class DriverServer:
         self.error: BaseException | None = None
         """The error that ended the thread; None: it lives, or ended as it should."""
         self._begins, self._placement, self._saved = begins, placement, saved
+        self._on_held = on_held
         self._payload = b""
         self._long = JOURNAL_LINES
         """Lines of the journal from which on it is to be shortened; twice those that it keeps."""
@@ -234,7 +236,7 @@ class DriverServer:
         try:
             self._do(self._guarded(self.core.shorten))
             saved_program.save(self._journal.folder, tables)
-        except Exception as error:  # Whoever waits raises it.
+        except Exception as error:  # It is raised where it is waited for.
             saving.set_exception(error)
         else:
             saving.set_result(None)
@@ -313,6 +315,8 @@ class DriverServer:
             return
         try:
             self._carry_out(effects)
+            if self.core.held:
+                self._on_held()
             if self._journal.lines >= self._long:
                 self._carry_out(self._guarded(self.core.shorten))
                 self._long = max(JOURNAL_LINES, 2 * self._journal.lines)

@@ -55,6 +55,20 @@ def test_states_count_by_executor_move_and_batch(files: HostFolder | MemoryFiles
     assert files.kept(2, 1, 9) == b"215"
 
 
+def test_a_state_stays_until_the_next_place_of_its_executor_is_written(tmp_path: Path) -> None:
+    journal = RunJournal(tmp_path)
+    journal.write(RunBegun(run="r1", program="P"))
+    for move in (1, 2, 3):
+        for executor in (1, 11):
+            journal.keep("r1", executor, move, b"%d" % move)
+    journal.write(ExecutorPlaced(executor=1, move=3, rank=None, state=3))
+    journal.write(ExecutorPlaced(executor=11, move=3, rank=0, state=2))
+    left = sorted(path.name for path in (tmp_path / "run-r1" / "states").iterdir())
+    assert left == ["1-3", "11-1", "11-2", "11-3"]
+    assert journal.state("r1", 1, 3) == b"3"
+    journal.close()
+
+
 def test_nothing_is_found_after_the_end(files: HostFolder | MemoryFiles) -> None:
     files.keep(1, 1, 3, b"113")
     files.seal(Batch(3, (), {}))
