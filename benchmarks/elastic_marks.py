@@ -30,7 +30,7 @@ from slackwater.common.embedded import ClusterOptions, EmbeddedCluster
 from slackwater.common.shell.client import Client, connect
 from slackwater.schemas.jobs import JobSpec
 
-ITERATIONS: Final = 800
+ITERATIONS: Final = 400
 GIVE_UP_S: Final = 60.0
 PROGRAM: Final = """
 import sys, time

@@ -19,6 +19,7 @@ from slackwater.schemas.base import (
     Record,
     Secret,
     Text,
+    Workers,
     cut_texts,
 )
 
@@ -225,6 +226,14 @@ class RunStands(Record, kw_only=True, frozen=True, tag="stands"):
     """Orders that are not complete."""
     driver: Annotated[bytes, msgspec.Meta(max_length=DRIVER_BYTES_MAX)]
     """The state of the program's driver, packed."""
+    hosts_asked: Workers | None = None
+    """Hosts that the driver asked for, if the master may not know that yet."""
+
+
+class HostsUsed(Record, kw_only=True, frozen=True, tag="used"):
+    """The master knows how many hosts the program's driver asked for last."""
+
+    hosts: Workers
 
 
 class RunEnded(Record, kw_only=True, frozen=True, tag="ended"):
@@ -235,4 +244,4 @@ class RunEnded(Record, kw_only=True, frozen=True, tag="ended"):
         cut_texts(self)
 
 
-Entry = RunBegun | RunStands | BatchTold | ExecutorPlaced | RunEnded
+Entry = RunBegun | RunStands | BatchTold | ExecutorPlaced | HostsUsed | RunEnded

@@ -181,6 +181,17 @@ class Meet(Message, kw_only=True, frozen=True, tag="job.meet"):
     """How far the program is, from rank 0."""
 
 
+class UseHosts(Message, kw_only=True, frozen=True, tag="job.use-hosts"):
+    """Rank 0 of an elastic program asks for another number of hosts on the program's behalf; beyond
+    the job's bounds, for the nearest. Answered by Ok once it is stored, or Refused. Idempotent."""
+
+    job: IdText
+    rank: Annotated[int, msgspec.Meta(ge=0, le=0)] = 0
+    attempt: Count
+    """The number of its process."""
+    hosts: Workers
+
+
 class KeepMark(Message, kw_only=True, frozen=True, tag="job.keep-mark"):
     """Rank 0 of an elastic program has a new mark, whole: from now on the job goes back to that.
     Answered by Ok once it is stored. Idempotent."""

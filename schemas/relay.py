@@ -27,6 +27,7 @@ from slackwater.schemas.job_requests import (
     KeepMark,
     Meet,
     RegisterJob,
+    UseHosts,
 )
 from slackwater.schemas.placement import LocateJob
 from slackwater.schemas.subjects import MASTER, parsed
@@ -46,6 +47,7 @@ OfJob = (
     | JoinJob
     | Meet
     | KeepMark
+    | UseHosts
     | LocateJob
     | MarkJob
     | IterationsObserved
@@ -60,6 +62,7 @@ ASKED: Final[dict[tuple[str, str], type[OfJob]]] = {
     ("master", "join"): JoinJob,
     ("master", "meet"): Meet,
     ("master", "mark"): KeepMark,
+    ("master", "use"): UseHosts,
     ("controller", "locate"): LocateJob,
     ("controller", "mark"): MarkJob,
 }

@@ -81,6 +81,7 @@ from slackwater.schemas.job_requests import (
     ResumeJob,
     ScaleJob,
     SubmitJob,
+    UseHosts,
 )
 from slackwater.schemas.jobs import JobRecord, upgraded
 from slackwater.schemas.scheduling import GetPolicy, PolicyRecord, SetPolicy
@@ -102,6 +103,7 @@ from slackwater.services.master import (
     marks,
     missing_ranks,
     node_list,
+    own_size,
     pausing,
     rank_restarts,
     rerun,
@@ -164,6 +166,7 @@ class Master:
             JoinJob: self._answer(scaling.joined),
             Meet: self._answer(scaling.meet),
             KeepMark: self._answer(marks.keep),
+            UseHosts: self._answer(own_size.use),
             GetJob: self._get,
             ListJobs: self._list,
             RegisterJob: self._register,

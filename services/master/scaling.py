@@ -17,7 +17,7 @@ for slots: somebody asked for it by name, and the answer says before whom. Whate
 from a job that runs it may take from this one afterwards.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -60,7 +60,9 @@ JOINING_S = 120.0
 """Seconds that ranks which join have to be ready, all together, before they are given up."""
 
 
-def scale(state: State, message: ScaleJob, now_s: float) -> Message:
+def scale(
+    state: State, message: ScaleJob, now_s: float, who: Literal["user", "program"] = "user"
+) -> Message:
     """Give the job this number of workers; repeated, the answer is the same. Refused: nothing
     changed."""
     job = state.shown_job(message.job)
@@ -73,7 +75,7 @@ def scale(state: State, message: ScaleJob, now_s: float) -> Message:
     if refused is not None:
         return refused
     state.change(job, now_s, workers=workers)
-    state.tell(job, "scaling", now_s, f"its user asks for {number_of(workers, 'worker')}")
+    state.tell(job, "scaling", now_s, f"its {who} asks for {number_of(workers, 'worker')}")
     pursue(state, job, now_s)
     return _answer(state, job)
 

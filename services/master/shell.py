@@ -46,6 +46,7 @@ from slackwater.schemas.job_requests import (
     ResumeJob,
     ScaleJob,
     SubmitJob,
+    UseHosts,
 )
 from slackwater.schemas.job_states import JobState
 from slackwater.schemas.jobs import JobRecord
@@ -82,6 +83,7 @@ ENDPOINTS: Final[dict[str, type[Message]]] = {
     "join": JoinJob,
     "meet": Meet,
     "mark": KeepMark,
+    "use": UseHosts,
     "get": GetJob,
     "list": ListJobs,
     "register": RegisterJob,

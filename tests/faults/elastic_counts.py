@@ -8,11 +8,24 @@ from typing import Any
 import numpy as np
 
 from slackwater import elastic
-from slackwater.elastic import NonNegative, SoftThreshold, Ssp, Table
+from slackwater.elastic import NonNegative, Run, SoftThreshold, Ssp, Table
 
 ITERATIONS, EXECUTORS, ROWS = int(os.environ.get("ITERATIONS", "200")), 6, 50
 SPARSE = "SPARSE" in os.environ
 WIDTH = 300 if SPARSE else 3
+
+
+class Sized(Ssp):
+    """Asks for HOSTS[n] hosts after n + 1 parts of its iterations."""
+
+    hosts = [int(word) for word in os.environ.get("HOSTS", "").split()]
+
+    def done(self, run: Run, executor: int, task: Any, result: Any) -> None:
+        before = self._reported
+        super().done(run, executor, task, result)
+        each = ITERATIONS // (len(self.hosts) + 1)
+        if self._reported > before and not self._reported % each and self._reported < ITERATIONS:
+            run.use(self.hosts[self._reported // each - 1])
 
 
 class Counts(elastic.App):
@@ -21,7 +34,7 @@ class Counts(elastic.App):
         "n": Table(ROWS, WIDTH, dtype="int32", sparse=SPARSE),
         "last": Table(1, 1, sparse=SPARSE, rule=NonNegative() if SPARSE else SoftThreshold(0.5)),
     }
-    driver = Ssp(ITERATIONS, staleness=1)
+    driver = Sized(ITERATIONS, staleness=1)
 
     class Executor(elastic.Executor):
         def load(self, part: int) -> None:

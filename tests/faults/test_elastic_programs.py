@@ -167,6 +167,28 @@ async def test_hosts_come_and_go_under_kills(tmp_path: Path) -> None:
         assert "were read again" in logs_of(cluster)
 
 
+async def test_a_program_that_asks_for_other_numbers_of_hosts_gets_them(tmp_path: Path) -> None:
+    """Three, then one, though rank 0 and the master are killed meanwhile; nobody types `scale`."""
+    iterations = 900
+    env = {"ITERATIONS": str(iterations), "HOSTS": "3 1"}
+    async with running(nodes=2) as (cluster, client):
+        await client.submit(program(tmp_path, iterations, env=env))
+        killing = asyncio.ensure_future(kill_hosts(cluster, client, 7, 4, ["master-m1"]))
+        sizes = [2]
+        while (record := await client.job("counts")).state not in TERMINAL_STATES:
+            if (hosts := sum(number for _, number in record.allocation)) not in (sizes[-1], 0):
+                sizes.append(hosts)
+            await asyncio.sleep(0.05)
+        killing.cancel()
+        check(record, iterations)
+        told = await facts_of(client, "counts", "scaling")
+    assert sizes[:3] == [2, 3, 1], "it had them"
+    said = {fact.reason for fact in told}
+    assert said <= {"its program asks for 3 workers", "its program asks for 1 worker"}, (
+        "told, or killed before that"
+    )
+
+
 async def test_it_gives_slots_to_a_job_of_higher_priority_and_gets_them_back(
     tmp_path: Path,
 ) -> None:

@@ -237,6 +237,8 @@ class World:
         self.kills = Kills(self.rng, kill)
         self.shortened = self.marked = self.gone_back = 0
         self._mark: Mark | None = None
+        self.asked: list[int] = []
+        """Hosts that the master was asked for."""
         self.store = Store(app.tables, {n: t.first_values(n) for n, t in app.tables.items()})
         self.disks: dict[int, Disk] = defaultdict(Disk)
         self.journal: list[Entry] = []
@@ -281,6 +283,12 @@ class World:
                 case Shorten():
                     self.journal = [effect.entry]
                     self.shortened += 1
+
+    def _ask_the_master(self) -> None:
+        """Let the master hear how many hosts the program asks for, and the driver that it has."""
+        if (asked := self.core.hosts_asked) is not None and self.rng.random() < 0.3:
+            self.asked.append(asked)
+            self._do_alive(lambda: self.core.used(asked))
 
     def _shorten(self) -> None:
         """Let the journal be shortened now and then, between two steps."""
@@ -373,6 +381,7 @@ class World:
         if self.rng.random() < 0.05:  # A timer.
             self._do_alive(self.core.arrange)
         self._shorten()
+        self._ask_the_master()
         rank = self.rng.choice(sorted(self.processes))
         process = self.processes[rank]
         if self.rng.random() < 0.05:  # The number of workers changes.

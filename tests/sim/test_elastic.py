@@ -139,6 +139,29 @@ def test_executors_that_do_not_all_fit(fitting: int) -> None:
     assert min(reads, moves) > SEEDS
 
 
+class Thrifty(Counts):
+    """Asks for fewer hosts as its work comes to an end."""
+
+    def done(self, run: Run, executor: int, task: Any, result: Any) -> None:
+        super().done(run, executor, task, result)
+        if sum(self.told) in (20, 40):
+            run.use(3 - sum(self.told) // 20)
+
+
+def test_the_master_hears_how_many_hosts_a_program_asks_for() -> None:
+    """Each number at least once, in their order, whoever is killed, unless a newer one is asked for
+    meanwhile; one that it has acknowledged is not asked for again."""
+    again = 0
+    for seed in range(SEEDS // 3):
+        world = World(Counting(), Thrifty, seed, kill=0.01)
+        check(world.play(sever=0.005))
+        assert world.asked == sorted(world.asked, reverse=True)
+        assert set(world.asked) <= {2, 1}
+        assert world.asked[-1:] == [1] or world.core.hosts_asked == 1
+        again += len(world.asked) - len(set(world.asked))
+    assert again < SEEDS // 10, "only where the driver was killed in between"
+
+
 class Instants(World):
     """Checks that what is saved is of one instant: what was told is in the tables, and no more."""
 

@@ -32,6 +32,7 @@ from slackwater.schemas.job_requests import (
     MissingRanks,
     RegisterJob,
     SizeWanted,
+    UseHosts,
 )
 from slackwater.schemas.jobs import JobSpec
 from slackwater.schemas.placement import Located, LocateJob
@@ -190,6 +191,15 @@ class Control:
             job=self._job, rank=self._rank, address=address, secret=secret, progress=progress
         )
         return await self._client(budget_s=0.0).master("meet", message, Meeting)
+
+    async def use(self, hosts: int) -> None:
+        """Ask for another number of workers on the program's behalf. Raises Retryable, Rejected."""
+        message = UseHosts(job=self._job, attempt=self._attempt, hosts=hosts)
+        try:
+            await self._client(budget_s=0.0).master("use", message, Ok)
+        except Retryable:
+            await asyncio.sleep(SIZE_S)  # It is asked for again.
+            raise
 
     async def mark(self, name: str) -> CheckpointProgress:
         """Have the tables saved as a mark, or ask how far that is. Raises Retryable, Rejected."""

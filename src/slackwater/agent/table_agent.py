@@ -28,7 +28,7 @@ from slackwater.agent.snapshot import Snapshot, StagedSnapshot
 from slackwater.agent.table_rows import RowNumbers, RowUpdates, SparseTable, placed
 from slackwater.agent.worker_bucket import TableKind, WorkerBucket
 from slackwater.common.base import limits
-from slackwater.common.base.errors import AccessRefused, DeadlineExceeded, Unavailable
+from slackwater.common.base.errors import AccessRefused, DeadlineExceeded, Retryable, Unavailable
 from slackwater.common.domains.slots.rows import NO_ROWS, Numbers
 from slackwater.common.domains.slots.rules import Floats
 from slackwater.schemas.base import WORKERS_MAX
@@ -69,6 +69,8 @@ class TableAgent(Agent):
             **options,
         )
         self._telling: Future[Meeting] | None = None
+        self._using: tuple[int, Future[None]] | None = None
+        """Workers that were asked for, and the answer."""
         self.meanwhile: Callable[[Callable[[], bool]], None] = lambda _: None
         """Called while a read waits for a network, with what says whether it is there."""
         self._zeros = {
@@ -266,6 +268,22 @@ class TableAgent(Agent):
         if sizing is None:
             return False
         return sizing.target != sizing.newest.workers or sizing.newest != sizing.applied
+
+    def use(self, hosts: int) -> bool:
+        """Ask for another number of workers on the program's behalf. Says whether the master has
+        it, or never will; until then it is called again now and then."""
+        if self._using is None or self._using[0] != hosts:
+            session = self._session
+            assert isinstance(session, Session)
+            assert session._control is not None
+            asking = session._control.use(hosts)
+            self._using = hosts, asyncio.run_coroutine_threadsafe(asking, session._loop)
+        if not (asked := self._using[1]).done():
+            return False
+        self._using = None
+        if (error := asked.exception()) is not None:
+            _log.warning("job %s: %d hosts were asked for: %s", self.job, hosts, error)
+        return not isinstance(error, Retryable)
 
     # Where the driver is --------------------------------------------------------------------------
 

@@ -29,7 +29,7 @@ from slackwater.elastic.driver_effects import (
 from slackwater.elastic.driver_places import KnownHost, Place
 from slackwater.elastic.drivers import Driver
 from slackwater.elastic.wire import framefuls
-from slackwater.schemas.base import Message
+from slackwater.schemas.base import WORKERS_MAX, Message
 from slackwater.schemas.elastic import (
     DRIVER_BYTES_MAX,
     OUT_MAX,
@@ -41,6 +41,7 @@ from slackwater.schemas.elastic import (
     ForgetExecutor,
     GiveExecutor,
     HostReady,
+    HostsUsed,
     HostWelcome,
     Noted,
     Order,
@@ -81,6 +82,8 @@ class DriverCore:
         self._placement = 0
         self.ended: Finish | None = None
         self._end_said = False
+        self.hosts_asked: int | None = None
+        """Hosts that the program asked for, until the master knows; None: none that are news."""
         self.wanted: int | None = None
         """Ranks from this one on are to give their executors away; None: none is."""
 
@@ -116,6 +119,12 @@ class DriverCore:
         if not self._replaying:
             self._out.append(Report(iteration, of, measured))
 
+    def use(self, hosts: int) -> None:
+        """Raises ValueError."""
+        if type(hosts) is not int or not 1 <= hosts <= WORKERS_MAX:
+            raise ValueError(f"use({hosts!r}): give a number of hosts, from 1 to {WORKERS_MAX}")
+        self.hosts_asked = hosts
+
     def end(self, result: Any = None) -> None:
         if self.ended is None:
             self.ended = Finish("", result)
@@ -144,6 +153,8 @@ class DriverCore:
                     self._count(entry.rank, entry.number, entry)
                 case ExecutorPlaced():
                     self._placed(entry)
+                case HostsUsed() if self.hosts_asked == entry.hosts:
+                    self.hosts_asked = None
                 case RunEnded():
                     self.ended = Finish(entry.reason, self.ended.result if self.ended else None)
         self._replaying = False
@@ -168,7 +179,7 @@ class DriverCore:
                 ExecutorPlaced(executor=e, move=place.move, rank=place.rank, state=place.state)
                 for e, place in enumerate(self._places) if place.move
             ),
-            orders=tuple(self._orders.values()), driver=packed,
+            orders=tuple(self._orders.values()), driver=packed, hosts_asked=self.hosts_asked,
         )  # fmt: skip
         return [Shorten(entry)]
 
@@ -180,6 +191,7 @@ class DriverCore:
             self._placed(place)
         for order in entry.orders:
             self._orders[order.number] = self._places[order.executor].out[order.number] = order
+        self.hosts_asked = entry.hosts_asked
         self._number, self.version, self.moves = entry.next_order, entry.version, entry.moves
         self._driver.restore(ARRAYS.unpack(entry.driver))
 
@@ -304,11 +316,10 @@ class DriverCore:
         entry = ExecutorPlaced(executor=given.executor, move=move, rank=target, state=state)
         self._out.append(Write(entry))
         self._placed(entry)
-        if self._holding:
+        if target is None:
             place.parked = rank, given.move
         else:
             self._out.append(Send(rank, ForgetExecutor(executor=given.executor)))
-        if target is not None:
             self._sent_to(given.executor)
         return self.arrange()
 
@@ -340,6 +351,13 @@ class DriverCore:
         """Let a program that is held go on."""
         self._holding = False
         return self.arrange()
+
+    def used(self, hosts: int) -> list[DriverAction]:
+        """Hear that the master knows how many hosts the program asked for."""
+        if self.hosts_asked == hosts:
+            self.hosts_asked = None
+            self._out.append(Write(HostsUsed(hosts=hosts)))
+        return self._effects()
 
     def begin_anyway(self) -> list[DriverAction]:
         """Wait for no more hosts before the first executors are placed."""

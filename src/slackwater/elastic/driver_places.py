@@ -30,7 +30,7 @@ class Place:
     asked: bool = False
     """Its host is asked for it."""
     parked: tuple[int, int] | None = None
-    """Where it is still loaded while the program is held, and the move by which it had come."""
+    """Where it is still loaded while it is nowhere, and the move by which it had come."""
     out: dict[int, Order] = field(default_factory=dict)
     """Its orders that are not complete, by their number."""
     _last: int | None = None

@@ -27,6 +27,12 @@ class Run(Protocol):
         """Tell people how far the program is, and what was measured."""
         ...
 
+    def use(self, hosts: int) -> None:
+        """Ask for so many hosts from now on, within what `--hosts` allows, as `slackwater scale`
+        does: fewer, as soon as the rest of the work or of the model needs no more. Raises
+        ValueError."""
+        ...
+
     def end(self, result: Any = None) -> None:
         """Finish the program, with a result for its record."""
         ...

@@ -365,6 +365,9 @@ class _Process:
         self._meet()
         if self._marks is not None:
             self._marks.look(self._meet)
+        asked = server.core.hosts_asked
+        if asked is not None and not self._alone and agent.use(asked):
+            server.used(asked)
         if (wanted := agent.wanted) is not None:
             server.want(wanted)
             agent.keep(server.least_hosts)

@@ -119,6 +119,10 @@ class DriverServer:
         """Let all tasks end, and none begin."""
         self._call(lambda: self._do(self.core.hold()))
 
+    def used(self, hosts: int) -> None:
+        """Let the driver know that the master has what its program asked for."""
+        self._call(lambda: self._do(self.core.used(hosts)))
+
     @property
     def held(self) -> bool:
         """Say whether no task runs, and all that ran is told."""

@@ -54,14 +54,16 @@ def make(info: inspect.Type, rng: random.Random, path: str = "") -> Any:
     """A random value of the type, within its constraints."""
     match info:
         case inspect.StructType():
-            arguments = {}
-            for field in info.fields:
-                if field.required or rng.random() < 0.7:
-                    arguments[field.name] = make(field.type, rng, f"{path}.{field.name}")
-            try:
-                return info.cls(**arguments)
-            except ValueError:  # Only its own check refuses it.
-                return make(info, rng, path)
+            while True:
+                arguments = {
+                    field.name: make(field.type, rng, f"{path}.{field.name}")
+                    for field in info.fields
+                    if field.required or rng.random() < 0.7
+                }
+                try:
+                    return info.cls(**arguments)
+                except ValueError:  # Only its own check refuses it.
+                    continue
         case inspect.UnionType():
             return make(rng.choice(info.types), rng, path)
         case inspect.NoneType():

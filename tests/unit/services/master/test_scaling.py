@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.services.master.test_master_core import Harness, facts, orders, spec
 
-from slackwater.common.base.effects import Answered, Effect, Publish, Request
+from slackwater.common.base.effects import Answered, Effect, Publish, Reply, Request
 from slackwater.schemas.base import RUN_ATTEMPTS, Message, NodeId, Ok, Refused
 from slackwater.schemas.job_events import JobEvent
 from slackwater.schemas.job_requests import (
@@ -21,6 +21,7 @@ from slackwater.schemas.job_requests import (
     ScaleJob,
     SizeWanted,
     SubmitJob,
+    UseHosts,
 )
 from slackwater.schemas.progress import ProgramProgress
 from slackwater.schemas.tensors import TensorSpec
@@ -35,6 +36,7 @@ class Elastic(Harness):
     """A job of two workers, of 1 to 4, that trains; orders are confirmed when asked."""
 
     def __init__(self, slots: int = 8, agents: bool = True, **fields: object) -> None:
+        self.told: list[JobEvent] = []
         super().__init__()
         self.pending: dict[OrderKey, Message] = {}
         self.version = 10
@@ -53,6 +55,8 @@ class Elastic(Harness):
         for effect in effects:
             if isinstance(effect, Request) and isinstance(effect.key, OrderKey):
                 self.pending[effect.key] = effect.message
+            if isinstance(effect, Publish) and isinstance(effect.message, JobEvent):
+                self.told.append(effect.message)
         return effects
 
     def confirm(self) -> list[Message]:
@@ -357,3 +361,27 @@ def test_ranks_that_stay_keep_their_numbers() -> None:
     assert compatible(((N1, 2), (N2, 2)), ((N1, 1), (N2, 2))) is None
     assert compatible(((N1, 2),), ((N2, 3),)) is None
     assert trimmed(((N1, 2), (N2, 2), (N3, 1)), 3) == ((N1, 2), (N2, 1))
+
+
+def test_a_program_says_itself_how_many_hosts_it_can_use() -> None:
+    """Beyond its bounds it gets the nearest. A process that is not rank 0 any more has no say."""
+    elastic = Elastic(consistency="asynchronous")
+    for asked, has in ((1, 1), (1, 1), (9, 4)):
+        assert elastic.answer(UseHosts(job="a", attempt=0, hosts=asked)) == Ok()
+        assert elastic.job("a").workers == has
+        if has == 1:
+            assert elastic.rank_0() == 1
+            elastic.rank_0(1)
+            elastic.confirm()
+    effects = elastic.ask(UseHosts(job="a", attempt=0, hosts=2))
+    (refused,) = (effect.message for effect in effects if isinstance(effect, Reply))
+    assert isinstance(refused, Refused)
+    assert refused.retry_after_s > 0.0, "it is changing its size"
+    other = elastic.answer(UseHosts(job="a", attempt=1, hosts=2))
+    assert isinstance(other, Refused)
+    assert "not its rank 0 any more" in other.reason
+    missing = elastic.answer(UseHosts(job="b", attempt=0, hosts=2))
+    assert isinstance(missing, Refused)
+    assert "there is no job b" in missing.reason
+    said = [fact.reason for fact in elastic.told if fact.fact == "scaling"]
+    assert said == ["its program asks for 1 worker", "its program asks for 4 workers"]
