@@ -380,6 +380,7 @@ class _Process:
         if over.reason and (over.refused or self._agent.rank == 0):
             self._give_up(over.reason)
         if over.reason:
+            self.host.remove_files()
             os._exit(0)  # Rank 0 says why.
         if self._asked_to_end and (self._server is None or self._server.finish is None):
             self._drop()
@@ -425,6 +426,10 @@ class _Process:
         self._drop()
         if self._server is not None:
             self._server.close()
+            if code == USELESS_TO_RESTART:
+                self._server.remove_states()
+        if code == USELESS_TO_RESTART:
+            self.host.remove_files()
         sys.stderr.write(f"slackwater: {reason}\n")
         sys.stderr.flush()
         sys.stdout.flush()

@@ -9,7 +9,6 @@ import hmac
 import logging
 import secrets
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from pathlib import Path
@@ -99,7 +98,8 @@ class DriverServer:
         self._greetings = 0
         """Connections that have not said who they are."""
         self._writers: dict[int, asyncio.StreamWriter] = {}
-        self._listening = threading.Event()
+        self._listening, self._no_hosts = threading.Event(), threading.Event()
+        self._no_hosts.set()
         self._thread = threading.Thread(target=self._live, name="elastic-driver", daemon=True)
 
     # The program's thread -------------------------------------------------------------------------
@@ -155,9 +155,7 @@ class DriverServer:
 
     def close(self, within_s: float = LEAVE_S) -> None:
         """Wait for the hosts to leave, at most so long, and end."""
-        until_s = time.monotonic() + within_s
-        while self._writers and self._thread.is_alive() and time.monotonic() < until_s:
-            time.sleep(0.01)
+        self._no_hosts.wait(within_s)
         self._call(self._closing_set)
         self._thread.join(limits.CLOSE_S)
         self._journal.close()
@@ -183,6 +181,7 @@ class DriverServer:
             self.error = error
         finally:
             self._listening.set()
+            self._no_hosts.set()
 
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -269,6 +268,7 @@ class DriverServer:
             if (before := self._writers.get(rank)) is not None:
                 before.close()
             self._writers[rank] = writer
+            self._no_hosts.clear()
             self._do(self.core.joined(rank))
             while self._writers.get(rank) is writer:
                 message, payload = await _read(reader)
@@ -278,6 +278,8 @@ class DriverServer:
         finally:
             if self._writers.get(rank) is writer:
                 del self._writers[rank]
+                if not self._writers:
+                    self._no_hosts.set()
                 self._do(self.core.lost(rank))
             writer.close()
 

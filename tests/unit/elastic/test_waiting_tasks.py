@@ -1,20 +1,16 @@
 """A task that waits for a table gives its slot to other executors' tasks."""
 
-from collections.abc import Callable, Mapping
 from random import Random
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.sim.elastic import Disk, Kills, MemoryFiles
+from tests.sim.elastic import Disk, Kills, MemoryFiles, MemoryTables, Store
 
-from slackwater.agent.table_rows import RowNumbers
 from slackwater.common.base.packing import ARRAYS
 from slackwater.common.domains.slots.rules import Floats
 from slackwater.elastic import App, Bsp, Table
 from slackwater.elastic import Executor as Base
-from slackwater.elastic.cache import Update
 from slackwater.elastic.host import Host
 from slackwater.schemas.base import Message
 from slackwater.schemas.elastic import (
@@ -29,14 +25,14 @@ from slackwater.schemas.elastic import (
 EXECUTORS = 6
 
 
-class Afar:
+class Afar(MemoryTables):
     """Tables whose reads are there after so many looks."""
 
-    def __init__(self, looks: int) -> None:
-        self.looks, self.number = looks, 0
+    def __init__(self, looks: int, app: App) -> None:
         self.values = np.zeros((EXECUTORS, 1), np.float32)
-        self.meanwhile: Callable[[Callable[[], bool]], None] = lambda _: None
-        self.waiting = self.most = 0
+        store = Store(app.tables, {"w": self.values})
+        super().__init__(store, 0, Kills(Random(0), 0.0))
+        self.looks, self.most = looks, 0
 
     def read(self, name: str) -> Floats:
         left = iter(range(self.looks))
@@ -45,20 +41,6 @@ class Afar:
         self.meanwhile(lambda: next(left, None) is None)
         self.waiting -= 1
         return self.values.copy()
-
-    def read_rows(self, name: str, rows: RowNumbers) -> Floats:
-        return self.read(name)[rows]
-
-    def apply(
-        self,
-        number: int,
-        deltas: Mapping[str, Update],
-        counts: Mapping[str, int] = MappingProxyType({}),
-    ) -> None:
-        self.number = number
-        for delta in deltas.values():
-            assert isinstance(delta, np.ndarray)
-            self.values += delta
 
 
 class Reading(App):
@@ -85,7 +67,7 @@ class Reading(App):
 
 class Hosted:
     def __init__(self, looks: int, app: Reading) -> None:
-        self.app, self.tables = app, Afar(looks)
+        self.app, self.tables = app, Afar(looks, app)
         app.said = []
         self.sent: list[Message] = []
         self.host = Host(
