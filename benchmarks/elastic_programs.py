@@ -13,10 +13,10 @@ until the last of four hosts that leave has ended. *Pauses*: the longest time in
 program ended, while two hosts joined two, and while none did. *Moves*: executors with a state are
 moved from host to host all the time, as hosts come and go, beside a run where none is: by how much
 each takes longer than ideal, with as many hosts as there were in each iteration. *Blocks*: tables
-go from aggregator to aggregator all the time. *Afar*: tasks that read rows over tcp let others run
-while they wait, or do not. *Priority*: a
-program of 8 hosts on 8 slots, which runs for 100 s, beside the same where a job of higher priority
-has 2 of them for 30 s (figure 4.6: 1.2 of undisturbed, and that job waits for 1 of 30 min).
+go from aggregator to aggregator. *Afar*: tasks read rows over tcp, and others run meanwhile, or do
+not. *Priority*: a program of 8 hosts on 8 slots, which runs for 100 s,
+beside the same where a job of higher priority has 2 of them for 30 s (figure 4.6: 1.2 of
+undisturbed, and that job waits for 1 of 30 min).
 """
 
 import argparse
@@ -39,6 +39,7 @@ from slackwater.schemas.jobs import JobRecord, JobSpec
 
 GIVE_UP_S: Final = 180.0
 LOOK_S: Final = 0.05
+BETWEEN_S: Final = 1.0
 ORDER_GOAL_US: Final = 10.0
 PROGRAM: Final = '''
 import json, os, sys, time
@@ -54,8 +55,7 @@ class Deep(Driver):
     """`number` tasks in all, `depth` of each executor at a time."""
 
     def start(self, run):
-        self.begun = time.process_time(), time.perf_counter()
-        self.sent = self.done_ = 0
+        self.begun, self.sent, self.done_ = (time.process_time(), time.perf_counter()), 0, 0
         for executor in range(executors):
             for _ in range(depth):
                 self.more(run, executor)
@@ -369,10 +369,9 @@ async def emptied(client: Client, aggregator: str, order: str) -> tuple[int, flo
 
 async def blocks(client: Client, folder: Path, rounds: int) -> list[Row]:
     """Tables of 36 blocks of 2 MB go from one aggregator to the other and back while the program
-    trains, beside a run in which they stay (Lee 2020, section 3.3: 1.4 s for as many)."""
-    executors, iterations, task_s = 8, 500, 0.02
+    trains, a second in between, or stay (Lee 2020, section 3.3: 1.4 s for as many)."""
+    executors, iterations, task_s, moved, empty_s = 8, 500, 0.02, 0, list[float]()
     over: dict[bool, list[float]] = {True: [], False: []}
-    moved, empty_s = 0, []
     for turn in range(rounds):
         for moving in sorted(over, reverse=bool(turn % 2)):
             id = f"b{turn}{'m' if moving else 's'}"
@@ -385,6 +384,7 @@ async def blocks(client: Client, folder: Path, rounds: int) -> list[Row]:
                 count, took_s = await emptied(client, serving[at % len(serving)], f"{id}-{at}")
                 moved, at = moved + count, at + 1
                 empty_s += [took_s] if count >= 36 else []
+                await asyncio.sleep(BETWEEN_S)
                 progress = (await client.job_info(id)).progress
                 if progress and progress.program and progress.program.iteration > iterations - 100:
                     break

@@ -175,7 +175,7 @@ def _fresh(state: State, job: Job, pending: PendingAssignment) -> list[Aggregato
         for entry in state.aggregators.values()
         if entry.reserved_for == job.id and entry.alive and not entry.avoided
     ]
-    fresh = reserved + scaling.idle(state)
+    fresh = reserved + scaling.unused(state)
     if pending.cause != "profiled":
         return fresh
     return [

@@ -41,9 +41,12 @@ def surplus(state: State) -> list[AggregatorId]:
 
 
 def idle(state: State) -> list[AggregatorId]:
-    """Ours and of no use to anybody; without a period they are being given back already."""
-    if not state.config.scaling_s:
-        return []
+    """Ours and of no use to anybody; without a period they are given back soon."""
+    return unused(state) if state.config.scaling_s else []
+
+
+def unused(state: State) -> list[AggregatorId]:
+    """Ours, of no use to anybody, and not given back yet: a job may have them at once."""
     used, going = state.index.involved, _going(state)
     return [
         id

@@ -3,7 +3,12 @@
 from tests.unit.services.controller.harness import Harness, Pool, placed
 
 from slackwater.schemas.base import AggregatorId, JobId, Ok, Refused
-from slackwater.schemas.cluster import DrainAggregator, DrainProgress, RestoreAggregator
+from slackwater.schemas.cluster import (
+    AllocateAggregators,
+    DrainAggregator,
+    DrainProgress,
+    RestoreAggregator,
+)
 from slackwater.schemas.jobs import JobSpec
 from slackwater.schemas.placement import MigrateInit, PlaceJob
 from slackwater.schemas.tensors import TensorSpec, UpdateRule
@@ -56,6 +61,19 @@ def test_an_aggregator_is_emptied_kept_from_everybody_and_given_back_once_it_is_
     harness.pass_time(40, "a0")
     assert "a0" not in harness.pool.records
     assert harness.drains == {}
+
+
+def test_an_aggregator_that_nobody_uses_is_taken_before_it_is_given_back() -> None:
+    harness = two(room=3)
+    harness.drain("a0")
+    harness.migrated("j")
+    assert harness.homes("j") == ["a2", "a1"]
+    assert harness.ask(RestoreAggregator(aggregator="a0")) == Ok()
+    harness.sent.clear()
+    harness.drain("a1", request="r2")
+    harness.migrated("j")
+    assert harness.homes("j") == ["a2", "a0"]
+    assert not [each for each in harness.sent if isinstance(each, AllocateAggregators)]
 
 
 def test_without_a_spare_aggregator_the_others_take_what_is_there() -> None:
