@@ -200,8 +200,8 @@ class KeepMark(Message, kw_only=True, frozen=True, tag="job.keep-mark"):
     rank: Annotated[int, msgspec.Meta(ge=0, le=0)] = 0
     attempt: Count
     """The number of its process."""
-    mark: Text
-    """Its folder."""
+    mark: IdText
+    """Its name, which is that of its folder in the job's `save_to`."""
 
 
 # Answers ---------------------------------------------------------------------------------------

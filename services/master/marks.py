@@ -24,8 +24,11 @@ def keep(state: State, message: KeepMark, now_s: float) -> Message:
     if job.ended or record.rolls_back or message.attempt != process_number(record, 0):
         reason = f"job {job.id}: this process is not its rank 0 any more"
         return Refused(reason=reason, code=CONFLICT)
-    if record.mark != message.mark:
-        state.change(job, now_s, mark=message.mark)
+    folder = f"{record.spec.save_to}/{message.mark}"
+    if not record.spec.save_to:
+        return Refused(reason=f"job {job.id} has no folder for marks (save_to)")
+    if record.mark != folder:
+        state.change(job, now_s, mark=folder)
     return Ok()
 
 

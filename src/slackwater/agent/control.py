@@ -208,9 +208,9 @@ class Control:
         message = MarkJob(job=self._job, mark=name)
         return await self._client(MARK_BUDGET_S).ask(subject, message, CheckpointProgress)
 
-    async def keep_mark(self, folder: str) -> None:
+    async def keep_mark(self, name: str) -> None:
         """Let the job go back to this mark from now on. Raises Retryable, Rejected."""
-        message = KeepMark(job=self._job, attempt=self._attempt, mark=folder)
+        message = KeepMark(job=self._job, attempt=self._attempt, mark=name)
         await self._client(MARK_BUDGET_S).master("mark", message, Ok)
 
     async def finish(self, result: str) -> None:

@@ -307,10 +307,10 @@ class TableAgent(Agent):
         how far that is. Raises Retryable, Rejected, TimeoutError."""
         return self._ordered(lambda control: control.mark(name))
 
-    def keep_mark(self, folder: str) -> None:
+    def keep_mark(self, name: str) -> None:
         """Let the job go back to this mark after a loss. Raises Retryable, Rejected,
         TimeoutError."""
-        self._ordered(lambda control: control.keep_mark(folder))
+        self._ordered(lambda control: control.keep_mark(name))
 
     def _ordered(self, order: Callable[[Control], Coroutine[Any, Any, _Answer]]) -> _Answer:
         session = self._session

@@ -78,7 +78,7 @@ class Marks:
             _make(folder)
             self._save(name, meanwhile)
             self._server.save_beside(folder, SAVE_S)
-            self._agent.keep_mark(str(folder))
+            self._agent.keep_mark(name)
         except OSError as error:
             self._go_on(f"{folder}: {error.strerror or error}")
         except (Retryable, Rejected, CancelledError) as error:

@@ -46,9 +46,10 @@ class Aggregators:
         )
         return progress("done")
 
-    def keep_mark(self, folder: str) -> None:
-        assert saved_program.saved(Path(folder)) is not None, "it is whole before it counts"
-        self.kept.append(folder)
+    def keep_mark(self, name: str) -> None:
+        made = self.folder / name
+        assert saved_program.saved(made) is not None, "it is whole before it counts"
+        self.kept.append(str(made))
 
 
 @pytest.fixture

@@ -62,7 +62,7 @@ def keep(harness: Harness, mark: str, attempt: int = 0) -> object:
 
 def test_it_begins_anew_with_its_newest_mark_under_the_next_placement() -> None:
     harness = running()
-    assert keep(harness, "/s/mark-1") == keep(harness, "/s/mark-2") == Ok()
+    assert keep(harness, "mark-1") == keep(harness, "mark-2") == Ok()
     harness.restart()
     effects = told(harness)
     assert facts(effects) == ["rolled-back"]
@@ -98,24 +98,24 @@ def test_lost_before_its_first_mark_it_begins_where_it_began() -> None:
 
 def test_a_mark_of_a_process_that_is_not_its_rank_0_any_more_does_not_count() -> None:
     harness = running()
-    assert keep(harness, "/s/mark-1") == Ok()
+    assert keep(harness, "mark-1") == Ok()
     told(harness)
     for attempt in (0, RUN_ATTEMPTS):
-        late = keep(harness, "/s/mark-9", attempt)
+        late = keep(harness, "mark-9", attempt)
         assert isinstance(late, Refused)
         assert "not its rank 0 any more" in late.reason
     confirm(harness, Order("stop"))
-    assert isinstance(keep(harness, "/s/mark-9"), Refused)
-    assert keep(harness, "/s/mark-3", RUN_ATTEMPTS) == Ok()
+    assert isinstance(keep(harness, "mark-9"), Refused)
+    assert keep(harness, "mark-3", RUN_ATTEMPTS) == Ok()
     assert harness.job("a").mark == "/s/mark-3"
-    missing = harness.answer(KeepMark(job="b", attempt=0, mark="/s/mark-1"))
+    missing = harness.answer(KeepMark(job="b", attempt=0, mark="mark-1"))
     assert isinstance(missing, Refused)
     assert "there is no job b" in missing.reason
 
 
 def test_a_paused_job_goes_back_without_being_started() -> None:
     harness = running()
-    keep(harness, "/s/mark-1")
+    keep(harness, "mark-1")
     harness.ask(PauseJob(job="a"))
     confirm(harness, Order("stop"))
     assert facts(told(harness)) == ["rolled-back"]
@@ -128,7 +128,7 @@ def test_a_paused_job_goes_back_without_being_started() -> None:
 
 def test_a_job_that_pauses_while_its_tables_are_lost_stays_paused() -> None:
     harness = running()
-    keep(harness, "/s/mark-1")
+    keep(harness, "mark-1")
     harness.ask(PauseJob(job="a"))
     told(harness)
     confirm(harness, Order("stop"))
@@ -146,7 +146,7 @@ def test_a_job_that_has_its_result_or_lost_nothing_goes_on(lost: str) -> None:
 
 def test_its_next_run_begins_where_the_first_one_did() -> None:
     harness = running()
-    keep(harness, "/s/mark-1")
+    keep(harness, "mark-1")
     told(harness)
     confirm(harness, Order("stop"))
     confirm(harness, Order("start", "-1"))
