@@ -119,6 +119,8 @@ class WriteBuckets(Message, kw_only=True, frozen=True, tag="bucket.write"):
     """Write an update, of the pieces in bins above this one; -1: write all, a set."""
     share: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.0
     """And this part of those in the bin itself, the farthest first."""
+    rounded: bool = False
+    """Write an update's numbers as bfloat16."""
 
 
 class BucketsWritten(Message, kw_only=True, frozen=True, tag="bucket.written"):

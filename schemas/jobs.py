@@ -238,6 +238,9 @@ class JobSpec(Record, kw_only=True, frozen=True):
     save_fraction: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] = 1.0
     """The part that is saved at a time, so much more often: what changed most since it was saved
     (SCAR: Qiao 2021, section 5.4.2)."""
+    save_dtype: Literal["float32", "bfloat16"] = "float32"
+    """How numbers of a part are saved. bfloat16: rounded, and twice as much of the job for as many
+    bytes, which costs less after a loss; whole sets are float32."""
     recover: Literal["partial", "rollback"] = "partial"
     """The way back where an aggregator's memory is lost. "partial": what was there comes from the
     newest copy of it, and training goes on. "rollback": an elastic program is saved whole in
@@ -262,6 +265,11 @@ class JobSpec(Record, kw_only=True, frozen=True):
         if not self.save_every_s and self.save_fraction < 1.0:
             raise ValueError(
                 "save_every_s: 0, as its controller finds right, beside save_fraction; give seconds"
+            )
+        if self.save_dtype != "float32" and self.save_fraction == 1.0:
+            raise ValueError(
+                f"save_dtype: {self.save_dtype} of a job that is saved whole; give a save_fraction "
+                "below 1, or leave it out"
             )
         if self.recover == "rollback":
             self._check_rollback()

@@ -238,6 +238,7 @@ class Checkpoints:
             copying.written = True
             if spans is not None:
                 order.nbytes = int((spans[:, 1] - spans[:, 0]).sum()) * copy.bytes_each
+                order.nbytes //= 2 if message.rounded else 1
             if message.remember:
                 self._remember(order.bucket, copy, spans)
         copying.writing = False
@@ -277,7 +278,7 @@ def _write(
     first = bucket_start(layout, message.tensors)
     folder.write(
         iteration, layout.index, message.parts, kind,
-        lambda path: copy.write(path, message.tensors, first, spans),
+        lambda path: copy.write(path, message.tensors, first, spans, rounded=message.rounded),
     )  # fmt: skip
     failpoint("aggregator.checkpoint.after")
     if message.prune and layout.index == 0:

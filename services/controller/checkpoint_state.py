@@ -68,6 +68,8 @@ class Checkpoint:
     """One of those that a program takes now and then, to go back to."""
     fraction: float = 1.0
     """The part of the pieces that is written, those that changed most; 1: all."""
+    rounded: bool = False
+    """Numbers of a part are written as bfloat16, of twice as many pieces."""
     before: dict[int, int] = field(default_factory=dict)
     """The versions that the last one of the job saved."""
     phase: CheckpointPhase = "looking"
@@ -195,7 +197,8 @@ class Checkpoint:
                 if not sum(pieces[1:]):
                     self._end_unchanged(now_s)
                     return False
-                self.above, self.share = threshold(pieces, self.fraction)
+                fraction = min(1.0, 2.0 * self.fraction) if self.rounded else self.fraction
+                self.above, self.share = threshold(pieces, fraction)
             self._become("writing", f"all buckets are copied at version {self.iteration}")
             return True
         if self.version is None:

@@ -66,6 +66,7 @@ def tick(state: State, now_s: float) -> None:
             automatic=True,
             fraction=1.0 if whole else spec.save_fraction,
             measured=not spec.save_every_s,
+            rounded=spec.save_dtype == "bfloat16",
             before=saving.versions,
         )
         pursue(state, job, now_s)
@@ -218,6 +219,7 @@ def _write(job: Job, made: Checkpoint, buckets: list[int]) -> WriteBuckets:
         remember=made.measured or (made.automatic and record.spec.save_fraction < 1.0),
         above=made.above,
         share=made.share,
+        rounded=made.rounded,
     )
 
 

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from tests.faults.test_crash_loop import under_way, workload
 
 from slackwater.common.base import codec
 from slackwater.common.base.checkpoint_folder import newest_of_buckets
 from slackwater.common.base.errors import SlackwaterError
+from slackwater.common.domains.slots.saved_bucket import SavedJob
 from slackwater.common.embedded import ClusterOptions, EmbeddedCluster
 from slackwater.common.shell.client import Client, connect
 from slackwater.loadgen.replay.proof import mismatch
@@ -151,6 +153,39 @@ async def test_a_paused_job_whose_aggregators_are_lost_goes_on_from_its_checkpoi
     assert told, "its regions were lost"
     assert all(fact.detail["behind"] == "0" for fact in told), told
     assert mismatch(record) is None
+
+
+def updates_in(folder: Path) -> list[Path]:
+    """Parts that are durable."""
+    return [made.with_suffix(".npz") for made in sorted(folder.glob("update-*.json"))]
+
+
+async def test_parts_of_a_job_are_saved_as_bfloat16(tmp_path: Path) -> None:
+    """Twice as many pieces, of half as many bytes each; another job begins with them."""
+    spec = msgspec.structs.replace(
+        SPEC, iterations=100_000, save_to=str(tmp_path), save_every_s=1.0, save_fraction=0.25,
+        save_dtype="bfloat16",
+    )  # fmt: skip
+    async with cluster_of(3) as (_, client):
+        await client.submit(spec)
+        for _ in range(600):
+            if len(updates_in(tmp_path)) >= 3:
+                break
+            await asyncio.sleep(0.1)
+        await client.pause(spec.id)
+        await reaches(client, spec.id, "paused")
+        newest = SavedJob(tmp_path).version
+        begun = msgspec.structs.replace(SPEC, id="begun", start_from=str(tmp_path))
+        await client.submit(begun)
+        record = await reaches(client, "begun", "completed")
+        await client.cancel(spec.id)
+    assert 0 < newest <= begun.iterations
+    assert set(record.results) == {str(rank) for rank in range(begun.workers)}
+    for update in updates_in(tmp_path):
+        with np.load(update) as arrays:
+            assert {arrays[name].dtype for name in arrays if name[:5] in ("param", "state")} == {
+                np.dtype(np.uint16)
+            }
 
 
 async def test_a_job_that_leaves_it_to_its_controller_is_saved_ever_more_rarely(

@@ -205,6 +205,16 @@ def widen(gradient: NDArray[np.generic]) -> Floats:
     raise TypeError(f"gradients of dtype {gradient.dtype}: float32, float16, or bfloat16 as uint16")
 
 
+def narrow(values: Floats) -> NDArray[np.uint16]:
+    """Return the bits of bfloat16: each value rounded to the nearest, to the even one of two that
+    are as near. What is finite stays so."""
+    bits = np.ascontiguousarray(values).view(np.uint32)
+    cut = bits >> 16
+    rounded = (bits + (0x7FFF + (cut & 1))) >> 16
+    infinite = (rounded & 0x7FFF) == 0x7F80
+    return np.where(infinite, cut, rounded).astype(np.uint16)
+
+
 def mean(gradients: Sequence[NDArray[np.generic]], k: Floats) -> Floats:
     """In worker-rank order."""
     total = widen(gradients[0]).copy()

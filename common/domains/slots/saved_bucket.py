@@ -11,6 +11,8 @@ An update has some pieces of a bucket alone, one after another in each array, an
 
     spans           [first, end) of each, int64, (pieces, 2)
 
+Its arrays may be of bfloat16, as uint16: numpy knows no such type.
+
 A job that begins with it may have other buckets: an element's place in the job's list of tensors
 is what counts.
 """
@@ -38,7 +40,7 @@ from slackwater.common.base.checkpoint_folder import (
 from slackwater.common.base.errors import Rejected
 from slackwater.common.domains.slots.layout import bucket_start
 from slackwater.common.domains.slots.region import SlotRegion
-from slackwater.common.domains.slots.rules import RULES, Floats
+from slackwater.common.domains.slots.rules import RULES, Floats, narrow, widen
 from slackwater.common.transport.gpu import copy_into
 from slackwater.schemas.jobs import Consistency
 from slackwater.schemas.placement import Tensors
@@ -106,10 +108,16 @@ class BucketCopy:
         return 4 * (1 + len(self.states))
 
     def write(
-        self, path: Path, tensors: Tensors, first: int, spans: NDArray[np.int64] | None = None
+        self,
+        path: Path,
+        tensors: Tensors,
+        first: int,
+        spans: NDArray[np.int64] | None = None,
+        *,
+        rounded: bool = False,
     ) -> None:
         """Write it as the part from element `first` on of the job's whole list of tensors; `spans`:
-        only these pieces of it, as an update. Raises OSError."""
+        only these pieces of it, as an update, `rounded` to bfloat16 or not. Raises OSError."""
         arrays: dict[str, Any] = {"parameters": self.parameters}
         arrays |= {f"state_{index}": state for index, state in enumerate(self.states)}
         if spans is not None:
@@ -117,6 +125,8 @@ class BucketCopy:
                 name: np.concatenate([each[begin:end] for begin, end in spans])
                 for name, each in arrays.items()
             }
+            if rounded:
+                arrays = {name: narrow(each) for name, each in arrays.items()}
             arrays["spans"] = spans
         whole = msgspec.structs.replace(self.about, tensors=tensors, first=first)
         about = np.frombuffer(msgspec.json.encode(whole), np.uint8)
@@ -145,6 +155,8 @@ def read_part(path: Path) -> Read:
     with _opened(path) as arrays:
         found = [arrays[name] for name in names]
         spans = arrays["spans"] if "spans" in arrays else np.array([[0, about.elements]])
+        if "spans" in arrays:
+            found = [widen(each) if each.dtype == np.uint16 else each for each in found]
     if spans.ndim != 2 or spans.shape[1] != 2 or spans.dtype != np.int64:
         raise Rejected(f"{path}: its spans are {spans.dtype} {list(spans.shape)}, not [first, end)")
     low, high = spans[:, 0], spans[:, 1]

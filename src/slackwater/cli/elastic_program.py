@@ -2,10 +2,9 @@
 
 import re
 import shlex
-from enum import StrEnum
 from itertools import count
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 import typer
@@ -35,13 +34,8 @@ Hosts = Annotated[
 ]
 
 
-class Recovery(StrEnum):
-    PARTIAL = "partial"
-    ROLLBACK = "rollback"
-
-
 Recover = Annotated[
-    Recovery,
+    Literal["partial", "rollback"],
     typer.Option(
         help="Where an aggregator's memory is lost, partial: what was there comes from the newest "
         "copy, and training goes on; rollback: the elastic program, which is saved whole in "
@@ -107,11 +101,11 @@ def elastic_fields(options: dict[str, Any], env: dict[str, str]) -> dict[str, An
     first, most = bounds(options["hosts"])
     if options["memory"]:  # Else memory of arrays that are put aside is kept for the next ones.
         env = {"MALLOC_MMAP_THRESHOLD_": "131072", **env}
-    if options["recover"] == Recovery.ROLLBACK and options["save_to"] is None:
+    if options["recover"] == "rollback" and options["save_to"] is None:
         raise Usage("--recover rollback: the program goes back to what is saved: add --save-to")
     return {
         "env": env,
-        "recover": options["recover"].value,
+        "recover": options["recover"],
         "id": options["id"] or stem_of(options["words"][0]),
         "workers": first,
         "workers_min": 1,

@@ -220,6 +220,7 @@ def _gpus(record: JobRecord) -> Iterator[tuple[str, str]]:
         yield "Checkpoints", spec.checkpoint
     if spec.save_to:
         part = f", {spec.save_fraction:g} of it at a time" if spec.save_fraction < 1.0 else ""
+        part += ", twice that as bfloat16" if spec.save_dtype == "bfloat16" else ""
         within = f"within {spec.save_every_s:g} s" if spec.save_every_s else "as often as it pays"
         yield "Saved", f"in {spec.save_to}, {within}{part}"
     if spec.recover == "rollback":

@@ -17,7 +17,6 @@ from slackwater.cli import wait
 from slackwater.cli.elastic_program import (
     Hosts,
     Recover,
-    Recovery,
     elastic_fields,
     named_after_its_file,
     program_of,
@@ -34,6 +33,7 @@ from slackwater.cli.submit_options import (
     MemoryEach,
     Preferred,
     Restarts,
+    SaveDtype,
     SaveEvery,
     SaveFraction,
     SaveTo,
@@ -95,7 +95,8 @@ def launch(
     save_to: SaveTo = None,
     save_every: SaveEvery = "",
     save_fraction: SaveFraction = 1.0,
-    recover: Recover = Recovery.PARTIAL,
+    save_dtype: SaveDtype = "float32",
+    recover: Recover = "partial",
     env: Env = None,
     id: Id = "",
     url: Url = None,
@@ -130,7 +131,7 @@ def _spec(
     options: dict[str, Any], program: tuple[str, ...] | None, app: tuple[str, ...] | None
 ) -> JobSpec:
     """`app`: the command of an elastic program. Raises Usage."""
-    if options["recover"] == Recovery.ROLLBACK and app is None:
+    if options["recover"] == "rollback" and app is None:
         raise Usage("--recover rollback: an elastic program goes back; a command saves itself")
     if options["hosts"] and app is None:
         raise Usage(f"--hosts {options['hosts']}: of an elastic program; for a command --workers")

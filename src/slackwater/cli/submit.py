@@ -42,6 +42,7 @@ from slackwater.cli.submit_options import (
     Preferred,
     Processes,
     Restarts,
+    SaveDtype,
     SaveEvery,
     SaveFraction,
     SaveTo,
@@ -133,6 +134,7 @@ def submit(
     save_to: SaveTo = None,
     save_every: SaveEvery = "",
     save_fraction: SaveFraction = 1.0,
+    save_dtype: SaveDtype = "float32",
     env: Env = None,
     time_limit: TimeLimit = "",
     hang_timeout: HangTimeout = "",
@@ -292,6 +294,8 @@ def saving(options: Mapping[str, Any], named: str = "") -> dict[str, Any]:
         fields["save_every_s"] = _save_every(options["save_every"])
     if options["save_fraction"] < 1.0:
         fields["save_fraction"] = options["save_fraction"]
+    if options["save_dtype"] != "float32":
+        fields["save_dtype"] = options["save_dtype"]
     if {"save_every_s", "save_fraction"} & fields.keys() and not (named or "save_to" in fields):
         raise Usage("--save-every and --save-fraction say how it is saved: add --save-to FOLDER")
     if fields.get("save_every_s") == 0.0 and "save_fraction" in fields:

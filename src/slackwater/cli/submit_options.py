@@ -314,6 +314,13 @@ SaveFraction = Annotated[
         rich_help_panel=_STOPS,
     ),
 ]
+SaveDtype = Annotated[
+    Literal["float32", "bfloat16"],
+    typer.Option(
+        help="How numbers of a part are saved; bfloat16: rounded, twice as much for as many bytes.",
+        rich_help_panel=_STOPS,
+    ),
+]
 Env = Annotated[
     list[str] | None,
     typer.Option(

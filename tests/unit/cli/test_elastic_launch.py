@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from slackwater.cli.elastic_program import Recovery, bounds, elastic_fields, program_of
+from slackwater.cli.elastic_program import bounds, elastic_fields, program_of
 from slackwater.console.outcome import Usage
 
 
@@ -46,7 +46,7 @@ def test_a_long_name_still_makes_an_id() -> None:
 
 def options(**given: Any) -> dict[str, Any]:
     usual = {"id": "", "workers": None, "gpus": 0, "hosts": "", "restarts": 0, "memory": ""}
-    usual |= {"recover": Recovery.PARTIAL, "save_to": None}
+    usual |= {"recover": "partial", "save_to": None}
     return {**usual, "words": ["a/My app_2.py"], **given}
 
 
@@ -60,10 +60,10 @@ def test_the_job_s_fields() -> None:
     limited = elastic_fields(options(memory="2G"), {"A": "1"})["env"]
     assert limited == {"A": "1", "MALLOC_MMAP_THRESHOLD_": "131072"}
     assert fields["recover"] == "partial"
-    back = elastic_fields(options(recover=Recovery.ROLLBACK, save_to=Path("s")), {})
+    back = elastic_fields(options(recover="rollback", save_to=Path("s")), {})
     assert back["recover"] == "rollback"
     with pytest.raises(Usage, match="goes back to what is saved: add --save-to"):
-        elastic_fields(options(recover=Recovery.ROLLBACK), {})
+        elastic_fields(options(recover="rollback"), {})
     assert elastic_fields(options(id="x", restarts=2), {})["restarts"] == 2
     for given in ({"workers": 2}, {"gpus": 1}):
         with pytest.raises(Usage, match="has --hosts"):

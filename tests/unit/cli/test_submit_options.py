@@ -99,8 +99,12 @@ def test_an_environment_that_cannot_be_sent_is_refused_at_once(
 def test_how_often_to_save_is_a_time_or_left_to_the_controller(
     tmp_path: Path, every: str, fraction: float, named: str
 ) -> None:
-    options = {"save_to": tmp_path, "save_every": "auto", "save_fraction": 1.0}
+    options = {
+        "save_to": tmp_path, "save_every": "auto", "save_fraction": 1.0, "save_dtype": "float32"
+    }  # fmt: skip
     assert saving(options) == {"save_to": str(tmp_path), "save_every_s": 0.0}
     assert saving({**options, "save_every": "1m"})["save_every_s"] == 60.0
+    rounded = {**options, "save_every": "", "save_fraction": 0.5, "save_dtype": "bfloat16"}
+    assert saving(rounded)["save_dtype"] == "bfloat16"
     with pytest.raises(Usage, match=named):
         saving({**options, "save_every": every, "save_fraction": fraction})

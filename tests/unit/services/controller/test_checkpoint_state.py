@@ -182,6 +182,13 @@ def test_an_update_takes_what_is_farthest_of_all_aggregators() -> None:
     made.told("a2", [1], [6], [6], more)
     assert made.decide(0.0)
     assert (made.above, made.share) == (10, 1 / 6), "two of eight: the far one, one of six"
+    rounded = checkpoint(1)
+    rounded.fraction, rounded.rounded = 0.25, True
+    rounded.told("a1", [0], [5], [-1])
+    rounded.decide(0.0)
+    rounded.told("a1", [0], [5], [5], [0] * 10 + [8] + [0] * (BINS - 11))
+    rounded.decide(0.0)
+    assert (rounded.above, rounded.share) == (10, 0.5), "twice as many, for as many bytes"
     nothing = checkpoint(1)
     nothing.fraction = 0.5
     nothing.told("a1", [0], [5], [-1])

@@ -17,6 +17,7 @@ from slackwater.common.base.checkpoint_folder import BUCKETS, TORCH, UPDATE, Che
 from slackwater.common.base.errors import Rejected
 from slackwater.common.domains.slots.layout import bucket_start, bucket_tensors, plan_buckets
 from slackwater.common.domains.slots.region import SlotRegion
+from slackwater.common.domains.slots.rules import narrow, widen
 from slackwater.common.domains.slots.saved_bucket import BucketCopy, SavedJob, read_part
 from slackwater.common.domains.slots.saved_pieces import spans_of
 from slackwater.schemas.base import JobId
@@ -102,7 +103,10 @@ def test_a_job_of_other_buckets_begins_with_the_same_values(
     assert (contents(regions, version) == values).all()
 
 
-def test_updates_go_before_the_set_and_newer_ones_before_older(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rounded", [False, True])
+def test_updates_go_before_the_set_and_newer_ones_before_older(
+    tmp_path: Path, rounded: bool
+) -> None:
     layouts = plan_buckets(TENSORS, 1 << 20)
     assert len(layouts) == 1
     base, later, latest = (values_of(seed) for seed in range(3))
@@ -113,10 +117,16 @@ def test_updates_go_before_the_set_and_newer_ones_before_older(tmp_path: Path) -
         spans = spans_of(np.array(numbers), ELEMENTS)
         CheckpointFolder(tmp_path, BUCKETS).write(
             version, 0, 1, UPDATE,
-            lambda path, copy=copy, spans=spans: copy.write(path, TENSORS, 0, spans),
+            lambda path, copy=copy, spans=spans: copy.write(
+                path, TENSORS, 0, spans, rounded=rounded
+            ),
         )  # fmt: skip
         for first, end in spans:
-            expected[:, first:end] = values[:, first:end]
+            news = values[:, first:end]
+            expected[:, first:end] = widen(narrow(news)) if rounded else news
+    sizes = [path.stat().st_size for path in tmp_path.glob("update-*.npz")]
+    exact_bytes = 3 * 4 * 2 * 4096
+    assert all((size < 0.6 * exact_bytes) == rounded for size in sizes), "half as many bytes"
     made = region(plan(), layouts[0])
     SavedJob(tmp_path).restore(made, TENSORS)
     assert made.version == 15, "all of it is taken for the newest"

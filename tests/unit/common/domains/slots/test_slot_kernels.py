@@ -20,6 +20,7 @@ from slackwater.common.domains.slots.rules import (
     Hyper,
     divisor,
     mean,
+    narrow,
     scalars,
     step,
     widen,
@@ -152,6 +153,25 @@ def test_every_finite_half_and_bfloat16_widens_exactly() -> None:
         assert clean
         assert (got == widen(values)).all()
     assert (widen(np.float16([6e-8, 65504, -0.5])) == np.float32([2**-24, 65504, -0.5])).all()
+
+
+def test_a_number_is_narrowed_to_the_nearest_bfloat16() -> None:
+    """By a slow way: of the numbers that bfloat16 has, the nearest, the even one of two. The
+    largest of float32 stays finite."""
+    bits = np.random.default_rng(0).integers(0, 2**32, 20_000, dtype=np.uint32)
+    halfway = (np.arange(2**16, dtype=np.uint32) << 16) + 0x8000
+    values = np.concatenate([bits, halfway, halfway + 1, halfway - 1]).view(np.float32)
+    values = values[np.isfinite(values)]
+    every = np.arange(2**16, dtype=np.uint16)
+    known = every[np.isfinite(widen(every))]
+    order = np.argsort(widen(known).astype(np.float64), kind="stable")
+    known, numbers = known[order], widen(known)[order].astype(np.float64)
+    at = np.clip(np.searchsorted(numbers, values.astype(np.float64)), 1, len(numbers) - 1)
+    below, above = values - numbers[at - 1], numbers[at] - values
+    even = np.where(known[at] % 2 == 0, at, at - 1)
+    nearest = np.where(below == above, even, np.where(below < above, at - 1, at))
+    assert (widen(narrow(values)) == numbers[nearest]).all()
+    assert (narrow(widen(known)) == known).all(), "what bfloat16 has stays as it is"
 
 
 def test_every_half_and_bfloat16_that_is_not_finite_is_found() -> None:
