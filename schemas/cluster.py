@@ -323,14 +323,19 @@ class PlacedJob(Record, kw_only=True, frozen=True, array_like=True):
     """How often its buckets were migrated so far."""
     loss: Finite | None = None
     """Part of its profiled speed that it lost in its last monitor window; below 0: it is faster."""
-    run: Run = 0
-    """The number under which it is placed."""
-    lost: Text = ""
-    """Says what was lost of a job that is to go back to a mark; empty: nothing."""
 
     def __post_init__(self) -> None:
         if self.loss is not None:
             bound(self, "loss")
+
+
+class LostTables(Record, kw_only=True, frozen=True):
+    """A job that is to go back to a mark."""
+
+    run: Run
+    """The number under which it is placed."""
+    what: Text
+    """Says what was lost of it."""
 
 
 class ClusterReport(Message, kw_only=True, frozen=True, tag="cluster.report"):
@@ -354,6 +359,10 @@ class ClusterReport(Message, kw_only=True, frozen=True, tag="cluster.report"):
         msgspec.field(default_factory=dict)
     )
     """Jobs that have their places. Where there are more, each report tells of the next ones."""
+    lost: Annotated[dict[JobId, LostTables], msgspec.Meta(max_length=PLACED_JOBS_MAX)] = (
+        msgspec.field(default_factory=dict)
+    )
+    """Jobs of which a part was lost, and which are to go back to a mark."""
     drains: Annotated[dict[AggregatorId, Name], msgspec.Meta(max_length=AGGREGATORS_MAX)] = (
         msgspec.field(default_factory=dict)
     )

@@ -27,6 +27,7 @@ from slackwater.schemas.cluster import (
     ClusterReport,
     DeallocateAggregators,
     ListAggregators,
+    LostTables,
     PlacedJob,
     TenantUse,
 )
@@ -247,6 +248,7 @@ def report(state: State, now_s: float) -> None:
         jobs=counted,
         tenants=_tenants(state),
         placed=_placed(state, ours),
+        lost=_lost(state),
         drains={id: drain.state for id, drain in state.drains.items()},
         at_s=now_s,
     )
@@ -269,10 +271,17 @@ def _placed(state: State, ours: tuple[AggregatorId, ...]) -> dict[JobId, PlacedJ
             phase=job.record.phase,
             moves=job.record.moves,
             loss=_loss(job),
-            run=job.record.run,
-            lost=job.lost,
         )
     return found
+
+
+def _lost(state: State) -> dict[JobId, LostTables]:
+    """Report jobs that are to go back, until they are placed anew."""
+    lost = (job for job in state.living() if job.lost)
+    return {
+        job.id: LostTables(run=job.record.run, what=job.lost)
+        for job in islice(lost, PLACED_JOBS_MAX)
+    }
 
 
 def _has_places(job: Job) -> bool:

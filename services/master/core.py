@@ -443,7 +443,10 @@ class Master:
             if job is not None and job.record.cluster == report.cluster:
                 job.progress.take_report(placed, report.aggregators)
                 usage_listing.placed(self.state, job, now_s)
-                marks.look(self.state, job, placed, now_s)
+        for id, lost in report.lost.items():
+            job = self.state.jobs.get(id)
+            if job is not None and job.record.cluster == report.cluster:
+                marks.look(self.state, job, lost, now_s)
 
     def _tick(self, now_s: float) -> None:
         state = self.state

@@ -7,7 +7,7 @@ processes of the former placement do or say late changes nothing.
 """
 
 from slackwater.schemas.base import CONFLICT, NOT_FOUND, RUNS_MAX, Message, Ok, Refused
-from slackwater.schemas.cluster import PlacedJob
+from slackwater.schemas.cluster import LostTables
 from slackwater.schemas.job_requests import KeepMark
 from slackwater.services.master.gangs import process_number
 from slackwater.services.master.jobs import Job, unknown
@@ -32,15 +32,15 @@ def keep(state: State, message: KeepMark, now_s: float) -> Message:
     return Ok()
 
 
-def look(state: State, job: Job, placed: PlacedJob, now_s: float) -> None:
-    """Hear whether tables of the job are lost, and let it go back."""
+def look(state: State, job: Job, lost: LostTables, now_s: float) -> None:
+    """Hear that tables of the job are lost, and let it go back."""
     record = job.record
-    if not placed.lost or placed.run != record.placement or record.rolls_back or job.ended:
+    if lost.run != record.placement or record.rolls_back or job.ended:
         return
     if record.spec.recover != "rollback" or "0" in record.results:
         return
     to = f"mark {record.mark.rpartition('/')[2]}" if record.mark else "where it began"
-    why = f"{placed.lost}: it goes back to {to}"
+    why = f"{lost.what}: it goes back to {to}"
     if record.placement >= RUNS_MAX:
         end(state, job, "failed", f"{why}, which it did {RUNS_MAX} times", now_s)
     elif record.state in ("starting", "running", "stopping"):

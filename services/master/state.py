@@ -266,10 +266,9 @@ class State:
 
 
 def _gpus_held(record: JobRecord | None) -> Iterator[GpuId]:
-    """GPUs on which a process of the job may be."""
+    """GPUs on which a process of the job may be; one that two nodes say they have, once."""
     if record is not None and (record.state in HOLDING_STATES or not record.released):
-        for ids in record.gpu_ids.values():
-            yield from ids
+        yield from dict.fromkeys(id for ids in record.gpu_ids.values() for id in ids)
 
 
 def is_admitted(record: JobRecord) -> bool:

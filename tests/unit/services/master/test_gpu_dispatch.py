@@ -12,6 +12,7 @@ from slackwater.schemas.base import RUN_ATTEMPTS, JobId, NodeId, Ok, Refused
 from slackwater.schemas.cluster import WorkerHeartbeat
 from slackwater.schemas.gpus import Gpu
 from slackwater.schemas.job_requests import CancelJob, SubmitJob
+from slackwater.schemas.jobs import JobRecord, JobSpec
 from slackwater.schemas.scheduling import GetPolicy, PolicyEvent, PolicyInfo, SetPolicy
 from slackwater.schemas.workers import (
     Prepared,
@@ -23,6 +24,7 @@ from slackwater.schemas.workers import (
 from slackwater.services.master.config import Tenant
 from slackwater.services.master.gpu_policy import live_policies
 from slackwater.services.master.keys import Order, OrderKey, Verb
+from slackwater.services.master.state import _gpus_held
 
 
 class GpuHarness(Harness):
@@ -346,3 +348,11 @@ def test_a_policy_with_an_unknown_option_is_refused_and_the_old_one_stays() -> N
     assert isinstance(said, Refused)
     assert "limits" in said.reason
     assert harness.core.state.gpus.policy == "fifo"
+
+
+def test_a_gpu_that_two_nodes_say_they_have_is_given_up_once() -> None:
+    """Found by mutated messages: the job's end failed."""
+    spec = JobSpec(id="a", gpus=2, workers=2, program=("p",))
+    ids = {NodeId("n1"): ("g",), NodeId("n2"): ("g",)}
+    record = JobRecord(spec=spec, state="running", gpu_ids=ids)
+    assert list(_gpus_held(record)) == ["g"]

@@ -8,7 +8,7 @@ from tests.unit.services.master.test_sums import TENSORS, asked, confirm
 
 from slackwater.common.base.effects import Answered, Effect
 from slackwater.schemas.base import RUN_ATTEMPTS, RUNS_MAX, ClusterId, JobId, NodeId, Ok, Refused
-from slackwater.schemas.cluster import ClusterReport, PlacedJob
+from slackwater.schemas.cluster import ClusterReport, LostTables
 from slackwater.schemas.job_requests import (
     KeepMark,
     PauseJob,
@@ -48,10 +48,10 @@ def place(harness: Harness) -> PlaceJob:
 
 def told(harness: Harness, run: int = 0, lost: str = LOST) -> list[Effect]:
     """The controller's next report."""
-    placed = PlacedJob(at=(), phase="steady", run=run, lost=lost)
+    tables = {JobId("a"): LostTables(run=run, what=lost)} if lost else {}
     report = ClusterReport(
         cluster=ClusterId("c0"), free_cpu=4.0, aggregators=(), jobs=(JobId("a"),),
-        placed={JobId("a"): placed}, at_s=harness.now_s,
+        lost=tables, at_s=harness.now_s,
     )  # fmt: skip
     return harness.see(report)
 
