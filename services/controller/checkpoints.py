@@ -106,7 +106,9 @@ def _choose_interval(state: State, job: Job, made: Checkpoint, now_s: float) -> 
         state.tell(job, "save-interval", now_s, why=interval.described)
 
 
-def order(state: State, job: Job | None, asked: CheckpointJob, now_s: float) -> Message:
+def order(
+    state: State, job: Job | None, asked: CheckpointJob, now_s: float, *, mark: bool = False
+) -> Message:
     """Begin a checkpoint, or tell how far it is."""
     if asked.job in state.unreadable:
         return hosting.unreadable(state, asked.job)
@@ -131,7 +133,9 @@ def order(state: State, job: Job | None, asked: CheckpointJob, now_s: float) -> 
         synchronous=record.plan.consistency == "synchronous",
         begun_s=now_s,
         life=state.epoch,
+        mark=mark,
     )
+    job.saving.number += mark
     pursue(state, job, now_s)
     return progress(job, job.checkpoint, now_s)
 
@@ -143,15 +147,8 @@ def mark(state: State, job: Job | None, asked: MarkJob, now_s: float) -> Message
         reason = f"job {job.id} does not go back to marks (recover)"
         return Refused(reason=reason, code=CONFLICT)
     folder = f"{job.record.spec.save_to}/{asked.mark}" if job is not None else ""
-    known = job.checkpoint if job is not None else None
-    found = order(
-        state, job, CheckpointJob(job=asked.job, request=asked.mark, folder=folder), now_s
-    )
-    if job is not None and job.checkpoint is not known:
-        assert job.checkpoint is not None
-        job.checkpoint.mark = True
-        job.saving.number += 1
-    return found
+    message = CheckpointJob(job=asked.job, request=asked.mark, folder=folder)
+    return order(state, job, message, now_s, mark=True)
 
 
 def progress(job: Job, made: Checkpoint, now_s: float) -> CheckpointProgress:

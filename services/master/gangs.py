@@ -82,6 +82,11 @@ def process_number(record: JobRecord, rank: int) -> int:
     return RUN_ATTEMPTS * record.attempt + record.restarts.get(str(rank), 0) + joins(record, rank)
 
 
+def is_rank_0(record: JobRecord, attempt: int) -> bool:
+    """Say whether the process of this number is its rank 0 at present."""
+    return attempt == process_number(record, 0)
+
+
 def joins(record: JobRecord, rank: int) -> int:
     """Count how often the rank joined in this attempt, after others had begun it."""
     return record.joins.get(str(rank), 0)

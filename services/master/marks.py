@@ -9,7 +9,7 @@ processes of the former placement do or say late changes nothing.
 from slackwater.schemas.base import CONFLICT, NOT_FOUND, RUNS_MAX, Message, Ok, Refused
 from slackwater.schemas.cluster import LostTables
 from slackwater.schemas.job_requests import KeepMark
-from slackwater.services.master.gangs import process_number
+from slackwater.services.master.gangs import is_rank_0
 from slackwater.services.master.jobs import Job, unknown
 from slackwater.services.master.lifecycle import advance, end, leave, next_placement
 from slackwater.services.master.state import State
@@ -21,7 +21,7 @@ def keep(state: State, message: KeepMark, now_s: float) -> Message:
     if job is None:
         return Refused(reason=unknown(message.job), code=NOT_FOUND)
     record = job.record
-    if job.ended or record.rolls_back or message.attempt != process_number(record, 0):
+    if job.ended or record.rolls_back or not is_rank_0(record, message.attempt):
         reason = f"job {job.id}: this process is not its rank 0 any more"
         return Refused(reason=reason, code=CONFLICT)
     folder = f"{record.spec.save_to}/{message.mark}"

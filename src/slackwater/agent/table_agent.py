@@ -39,6 +39,7 @@ from slackwater.schemas.progress import ProgramProgress
 from slackwater.schemas.tensors import UpdateRule
 
 _log = logging.getLogger("slackwater.agent")
+MARK_WAIT_S: Final = MARK_BUDGET_S + limits.REQUEST_TIMEOUT_S
 _Answer = TypeVar("_Answer")
 ADDING: Final = UpdateRule(name="sgd", learning_rate=1.0, weight_decay=0.0)
 """The rule by which a push of -x adds x."""
@@ -273,11 +274,7 @@ class TableAgent(Agent):
         """Ask for another number of workers on the program's behalf. Says whether the master has
         it, or never will; until then it is called again now and then."""
         if self._using is None or self._using[0] != hosts:
-            session = self._session
-            assert isinstance(session, Session)
-            assert session._control is not None
-            asking = session._control.use(hosts)
-            self._using = hosts, asyncio.run_coroutine_threadsafe(asking, session._loop)
+            self._using = hosts, self._order(lambda control: control.use(hosts))
         if not (asked := self._using[1]).done():
             return False
         self._using = None
@@ -305,28 +302,24 @@ class TableAgent(Agent):
     def save_mark(self, name: str) -> CheckpointProgress:
         """Have the tables saved as a mark of the job, while nobody adds to them; called again, say
         how far that is. Raises Retryable, Rejected, TimeoutError."""
-        return self._ordered(lambda control: control.mark(name))
+        return self._order(lambda control: control.mark(name)).result(MARK_WAIT_S)
 
     def keep_mark(self, name: str) -> None:
         """Let the job go back to this mark after a loss. Raises Retryable, Rejected,
         TimeoutError."""
-        self._ordered(lambda control: control.keep_mark(name))
+        self._order(lambda control: control.keep_mark(name)).result(MARK_WAIT_S)
 
-    def _ordered(self, order: Callable[[Control], Coroutine[Any, Any, _Answer]]) -> _Answer:
+    def _order(self, order: Callable[[Control], Coroutine[Any, Any, _Answer]]) -> "Future[_Answer]":
+        """Send an order to the services, from the session's own loop."""
         session = self._session
         assert isinstance(session, Session)
         assert session._control is not None
-        asked = asyncio.run_coroutine_threadsafe(order(session._control), session._loop)
-        return asked.result(MARK_BUDGET_S + limits.REQUEST_TIMEOUT_S)
+        return asyncio.run_coroutine_threadsafe(order(session._control), session._loop)
 
     def _meeting(
         self, address: str = "", secret: str = "", progress: ProgramProgress | None = None
     ) -> "Future[Meeting]":
-        session = self._session
-        assert isinstance(session, Session)
-        assert session._control is not None
-        asking = session._control.meet(address, secret, progress)
-        return asyncio.run_coroutine_threadsafe(asking, session._loop)
+        return self._order(lambda control: control.meet(address, secret, progress))
 
 
 def _no_values(bucket: WorkerBucket) -> Floats:

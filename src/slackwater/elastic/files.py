@@ -14,7 +14,7 @@ import contextlib
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -66,6 +66,8 @@ class RunJournal:
         self._file: int | None = None
         self._run = ""
         """That of the state which was kept last."""
+        self._kept: dict[int, set[int]] = {}
+        """Executor -> the moves of its states that are here."""
         self.lines = 0
         """Lines that were read or written."""
 
@@ -89,12 +91,22 @@ class RunJournal:
                     "again"
                 ) from error
         self.lines = len(found)
+        self._know(found)
         return found
+
+    def _know(self, entries: Iterable[Entry]) -> None:
+        """Note which states there are, by what a journal says."""
+        for entry in entries:
+            places = entry.places if isinstance(entry, RunStands) else (entry,)
+            for place in places:
+                if isinstance(place, ExecutorPlaced) and place.state:
+                    self._kept[place.executor] = {place.state}
 
     def adopt(self, saved: Path, run: str, entries: list[Entry]) -> None:
         """Take over the states of a saved program, and `entries`, as those of a new run. Raises
         Fatal."""
         self._begin(run)
+        self._know(entries)
         if (saved / STATES).is_dir():
             try:
                 shutil.copytree(saved / STATES, self._states(run))
@@ -129,14 +141,15 @@ class RunJournal:
 
     def _drop_older(self, entry: ExecutorPlaced) -> None:
         """Remove states that an executor had at former moves."""
-        for other in self._states(self._run).glob(f"{entry.executor}-*"):
-            if other.name != f"{entry.executor}-{entry.state}":
-                other.unlink(missing_ok=True)
+        for move in self._kept.get(entry.executor, set()) - {entry.state}:
+            self._state(self._run, entry.executor, move).unlink(missing_ok=True)
+        self._kept[entry.executor] = {entry.state}
 
     def _begin(self, run: str) -> None:
         self.close()
         self._path.unlink(missing_ok=True)
         self.lines = 0
+        self._kept.clear()
         for other in self.folder.glob("run-*"):
             if other.name != f"run-{run}":
                 shutil.rmtree(other, ignore_errors=True)
@@ -145,6 +158,7 @@ class RunJournal:
         """Keep the state that an executor had at a move; those of former moves stay until its place
         is written. Raises Fatal."""
         self._run = run
+        self._kept.setdefault(executor, set()).add(move)
         path = self._state(run, executor, move)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

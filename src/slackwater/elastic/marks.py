@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from slackwater.agent.table_agent import TableAgent
+from slackwater.common.base.checkpoint_folder import make_durable
 from slackwater.common.base.errors import Rejected, Retryable
 from slackwater.common.base.saved_program import ANY_MARK
 from slackwater.elastic.server import DriverServer
@@ -99,7 +100,7 @@ class Marks:
             time.sleep(POLL_S)
 
     def _go_on(self, why_not: str) -> None:
-        """Let the program run. `why_not`: there is no new mark, for this reason."""
+        """Let the program run. `why_not`: the reason for which a new mark is missing."""
         self._held_s = None
         self._due_s = time.monotonic() + self._every_s
         self._server.release()
@@ -119,3 +120,4 @@ def _make(folder: Path) -> None:
     folder.mkdir()
     with contextlib.suppress(PermissionError):  # It is on a file system that has no modes.
         os.chmod(folder, folder.parent.stat().st_mode & 0o7777)
+    make_durable(folder.parent)
