@@ -41,5 +41,6 @@ app = program(
         "completion": "slackwater.console.completion:completion",
         "model": "slackwater.cli.model:app",
         "memory": "slackwater.cli.memory:app",
+        "bus": "slackwater.cli.bus:app",
     },
 )

@@ -11,7 +11,8 @@ from slackwater.console.program import answered
 
 WORDS = [words for words, _ in ALL]
 NO_JSON = {
-    ("slackwater", "run"),  # The service's own log is JSON lines.
+    ("slackwater", "run"),
+    ("slackwater", "bus", "watch"),  # The service's own log is JSON lines.
     ("loadgen", "generate"),  # A trace is CSV.
 }
 

@@ -1,0 +1,120 @@
+"""`slackwater bus`: the users of a bus of one's own servers, and a watch over their disks."""
+
+import asyncio
+import os
+import signal
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from slackwater.common.base.clock import LiveClock
+from slackwater.common.base.errors import ConfigRejected, Rejected
+from slackwater.common.base.private_files import private_folder, write_private
+from slackwater.common.bus.users import BusUser, authorization, new_seed
+from slackwater.console import tables
+from slackwater.console.options import Json, Url
+from slackwater.console.outcome import print_json, reported
+from slackwater.console.program import group
+from slackwater.console.tables import Row
+from slackwater.console.where import credentials, resolve
+
+app = group("Make the users of a bus of your own servers; watch a server's disk.")
+
+CONFIG = "users.conf"
+_FORMER = ".former"
+
+Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="Keeps their secrets.")]
+Names = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="USER",
+        help="Names: SERVICE-ID, operator, operator-NAME or tenant-NAME.",
+    ),
+]
+
+
+@app.command()
+def users(
+    folder: Folder,
+    names: Names,
+    rotate: Annotated[
+        bool, typer.Option(help="Make new seeds; the former ones are let in until --retire.")
+    ] = False,
+    retire: Annotated[bool, typer.Option(help="Let the former seeds in no longer.")] = False,
+    json: Json = False,
+) -> None:
+    """Make an nkey for each user who has none, and the block of a nats-server's configuration that
+    lets exactly these users do exactly what is theirs.
+
+    FOLDER/USER.nk holds the seed: hand it to that user alone (`nkey` in [credentials], --nkey). The
+    servers need FOLDER/users.conf, which holds no secret: `include` it.
+    """
+    with reported():
+        if rotate and retire:
+            raise Rejected("--rotate and --retire: give one; first all users take the new seeds")
+        private_folder(folder)
+        found = [_user(folder, name, rotate, retire) for name in dict.fromkeys(names)]
+        text = authorization([each for user in found for each in user])
+        path = folder / CONFIG
+        changed = not path.exists() or path.read_text() != text
+        if changed:
+            write_private(path, text)
+    rows = [(user[0].name, user[0].nkey, "yes" if len(user) > 1 else "") for user in found]
+    if json:
+        told = [dict(zip(("user", "nkey", "former"), row, strict=True)) for row in rows]
+        print_json({"changed": changed, "users": told})
+    else:
+        heads = ("USER", "NKEY", "FORMER TOO")
+        tables.show(tables.lines(heads, [Row(row) for row in rows], None))
+
+
+def _user(folder: Path, name: str, rotate: bool, retire: bool) -> list[BusUser]:
+    """Return the user by its key, and by the former one while that counts."""
+    try:
+        BusUser(name).grants()
+    except ValueError as error:
+        raise ConfigRejected(str(error)) from error
+    path, former = folder / f"{name}.nk", folder / f"{name}{_FORMER}.nk"
+    if rotate and path.exists() and not former.exists():
+        path.replace(former)
+    if retire:
+        former.unlink(missing_ok=True)
+    if not path.exists():
+        write_private(path, new_seed() + "\n")
+    return [BusUser.of_seed(name, each) for each in (path, former) if each.exists()]
+
+
+@app.command()
+def watch(
+    server: Annotated[str, typer.Argument(help="The server's name.")],
+    store_dir: Annotated[Path, typer.Option(help="The folder of JetStream, on the disk to watch.")],
+    pid_file: Annotated[Path, typer.Option(help="The file where the server writes its pid.")],
+    page: Annotated[
+        str, typer.Option(help="The address of the pages that the server shows of itself.")
+    ] = "http://127.0.0.1:8222",
+    url: Url = None,
+) -> None:
+    """Say on the bus how much room its disk has, and what the server cannot write; end the server,
+    which the service manager starts anew, once the disk takes writes again."""
+    with reported():
+        asyncio.run(_watch(server, store_dir, pid_file, page, resolve(url)))
+
+
+async def _watch(server: str, store_dir: Path, pid_file: Path, page: str, url: str) -> None:
+    from slackwater.common.bus.disk_watch import DiskWatch
+    from slackwater.common.bus.nats import NatsBus
+    from slackwater.common.shell.notify import SdNotify
+
+    def restart() -> None:
+        with suppress(OSError, ValueError):
+            os.kill(int(pid_file.read_text()), signal.SIGTERM)
+
+    notify = SdNotify.from_environment()
+    bus = await NatsBus.connect(url, f"bus-{server}", credentials=credentials())
+    try:
+        notify.ready("watching")
+        await DiskWatch(server, store_dir, page, bus, LiveClock(), restart).run()
+    finally:
+        await bus.close()
