@@ -148,6 +148,8 @@ class Refused(Message, kw_only=True, frozen=True, tag="refused"):
     retry_after_s: Seconds = 0.0
     code: Annotated[int, msgspec.Meta(ge=0, le=599)] = 0
     """The kind of refusal by HTTP's codes; 0: see `status`."""
+    higher_epoch: Count = 0
+    """The sender's command is refused because this epoch of it was heard; 0: another reason."""
 
     def __post_init__(self) -> None:
         cut_texts(self)

@@ -42,6 +42,31 @@ class LeaseRecord(Record, kw_only=True, frozen=True):
     owner: Annotated[str, msgspec.Meta(max_length=256)]
 
 
+BUS_RESERVE_BYTES: Final = 1024**3
+"""Room on a bus server's disk, or a tenth of it if that is less, below which no job is taken in."""
+
+
+class BusState(Message, kw_only=True, frozen=True, tag="bus.state"):
+    """sw.v1.tel.bus.<server>.state, once a second: the disk of a bus server, and what it cannot
+    write."""
+
+    server: IdText
+    free_bytes: Count
+    total_bytes: Count
+    reason: Text = ""
+    """Says what it cannot write, and why; empty: it writes."""
+    at_s: Seconds
+
+    def __post_init__(self) -> None:
+        cut_texts(self)
+
+    @property
+    def reserve_bytes(self) -> int:
+        """The room that is kept for leases and for the jobs that are there: with less, nothing more
+        is taken in."""
+        return min(self.total_bytes // 10, BUS_RESERVE_BYTES)
+
+
 class Breach(Record, kw_only=True, frozen=True):
     """An event from outside that broke a core."""
 

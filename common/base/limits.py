@@ -49,10 +49,16 @@ BUS_PING_S: Final = 5.0
 NATS_VERSION_MIN: Final = (2, 11)
 """The first server with a time to live per key: leases need it."""
 NATS_START_S: Final = 10.0
+BUS_MENDED_LOOKS: Final = 3
+"""Looks in a row, a second apart, at which a server that cannot write has a disk that can."""
+BUS_STATE_S: Final = 5.0
+"""Seconds for which what was heard of a bus server counts."""
+STORE_DOUBT_S: Final = 2.0
+"""A store that has not answered for so long is said to be away: only reads are answered then."""
 NATS_LOG_BYTES_MAX: Final = 16 * 1024 * 1024
 
 # Durable records
-STORE_TIMEOUT_S: Final = 5.0
+STORE_TIMEOUT_S: Final = 2.0
 STORE_IN_FLIGHT_MAX: Final = 256
 RECORD_BYTES_MAX: Final = 256 * 1024
 STORE_READ_MAX: Final = 500

@@ -73,6 +73,10 @@ class ServiceDefinition:
     to the type (or union of types) that arrives there. `concurrency`: requests of a verb that are
     worked on at once, where that is not ENDPOINT_CONCURRENCY; one more is told when to come again.
 
+    `reads`: types of requests that change nothing: they are answered also while the store does not
+    answer. `adds`: types of those that are refused first, while the store's disk has room for what
+    must go on.
+
     `handlers` carry out the core's own effects, by their type (effect_runner.handlers).
 
     `heartbeat` gives the message that is published each HEARTBEAT_S (the shell fills in a
@@ -96,6 +100,8 @@ class ServiceDefinition:
     buckets: Mapping[str, type[Record]] = field(default_factory=dict)
     endpoints: Mapping[str, Any] = field(default_factory=dict)
     concurrency: Mapping[str, int] = field(default_factory=dict)
+    reads: frozenset[type[Message]] = frozenset()
+    adds: frozenset[type[Message]] = frozenset()
     subscriptions: Mapping[str, Any] = field(default_factory=dict)
     handlers: Handlers = field(default_factory=dict)
     heartbeat: Callable[[float], Message] | None = None

@@ -12,7 +12,7 @@ import structlog
 
 from slackwater.common.base.clock import Clock
 from slackwater.common.base.errors import Deposed, Retryable
-from slackwater.common.store.base import Lease, Store
+from slackwater.common.store.base import Lease, Over, Store
 
 BUCKET = "leases"
 _log = structlog.get_logger()
@@ -26,19 +26,22 @@ async def acquire(
     rng: random.Random,
     ttl_s: float,
     standby: Callable[[], None],
-) -> Lease:
-    """Return once the lease is `owner`'s; `standby` is called when it is not so at once. An owner
-    that was restarted has its lease back at once."""
+    over: Over,
+) -> tuple[Lease, float]:
+    """Return once the lease is `owner`'s, with until when it holds; `standby` is called when it is
+    not so at once. `owner` names one life of an instance: a former one of which `over` knows that
+    it is no more hands its lease on at once, any other by its end."""
     told = False
     while True:
+        asked_s = clock.now_s()
         try:
-            lease = await store.lease(BUCKET, key, owner, ttl_s)
+            lease = await store.lease(BUCKET, key, owner, ttl_s, over)
         except Retryable as error:
             lease = None
             _log.warning("lease.unavailable", key=key, reason=str(error))
         if lease is not None:
             _log.info("lease.taken", key=key, owner=owner)
-            return lease
+            return lease, asked_s + ttl_s
         if not told:
             told = True
             standby()
@@ -46,8 +49,11 @@ async def acquire(
         await clock.sleep_until(clock.now_s() + ttl_s / 3 * rng.uniform(0.8, 1.2))
 
 
-async def keep(lease: Lease, key: str, clock: Clock, ttl_s: float) -> None:
-    """Renew every third of the time to live. Raises Deposed once the lease is lost."""
+async def keep(
+    lease: Lease, key: str, clock: Clock, ttl_s: float, held: Callable[[float], None]
+) -> None:
+    """Renew every third of the time to live, and tell until when the lease is held. Raises Deposed
+    once it is lost."""
     held_until_s = clock.now_s() + ttl_s
     while True:
         await clock.sleep_until(clock.now_s() + ttl_s / 3)
@@ -63,3 +69,4 @@ async def keep(lease: Lease, key: str, clock: Clock, ttl_s: float) -> None:
         if not renewed:
             raise Deposed(f"the lease {key} of {lease.owner} is lost: another instance may lead")
         held_until_s = asked_s + ttl_s
+        held(held_until_s)

@@ -61,6 +61,7 @@ class BucketWriter:
         self._window: deque[Write] = deque()
         self._in_flight = 0
         self._doubt: Exception | None = None
+        self._doubt_since_s = 0.0
         self._failed = False
         self._tasks = Tasks(lambda _, error: self._fail(error))
 
@@ -73,6 +74,10 @@ class BucketWriter:
     def in_doubt(self) -> str:
         """Why the pipeline stands still at present; empty: it does not."""
         return "" if self._doubt is None else str(self._doubt)
+
+    def doubt_s(self) -> float:
+        """Return for how long the pipeline has stood still; 0: it does not."""
+        return 0.0 if self._doubt is None else self._clock.now_s() - self._doubt_since_s
 
     def write(self, key: str, value: bytes | None, ticket: Any) -> None:
         """Queue a record (None: delete the key); `on_durable(ticket)` is called once it is on
@@ -114,7 +119,7 @@ class BucketWriter:
                 )
         except (Retryable, SequenceConflict) as error:
             if self._doubt is None:
-                self._doubt = error
+                self._doubt, self._doubt_since_s = error, self._clock.now_s()
         else:
             self._settled(write)
         finally:

@@ -90,6 +90,21 @@ async def recover(
     )
 
 
+async def raise_epoch(recovery: Recovery, name: str, epoch: int, clock: Clock) -> None:
+    """Have the next start of `name` find this epoch as its last. Raises SequenceConflict where
+    another instance has taken a bucket over, Retryable."""
+    for bucket in recovery.buckets.values():
+        own = bucket.name != INSTANCES
+        key = EPOCH_KEY if own else name.replace(".", "_")
+        told = EpochRecord(epoch=epoch, writer=f"{name}, to be higher", since_s=clock.now_s())
+        await bucket.put(
+            key,
+            codec.encode_record(told, epoch),
+            expected_last=await bucket.last_sequence(),
+            fence=recovery.fences[bucket.name] if own else 0,
+        )
+
+
 def _epoch(bucket: str, entry: Entry | None) -> int:
     if entry is None or entry.value is None:
         return 0

@@ -81,7 +81,12 @@ class Requester:
         stamp: Callable[[Message], Message],
         post: Callable[[Any], None],
         spawn: Callable[[Any, str], object],
+        fenced: Callable[[int], None],
     ) -> None:
+        """`fenced` is told of an epoch of this service that a receiver heard, and that is higher
+        than its own. Nothing is posted then: a command that was refused for it failed for no fault
+        of what it is about."""
+        self._fenced = fenced
         self._bus = bus
         self._clock = clock
         self._rng = rng
@@ -120,6 +125,9 @@ class Requester:
             failpoint(self._before)
             message = await self._ask(request)
             failpoint(self._after)
+            if isinstance(message, Refused) and message.higher_epoch:
+                self._fenced(message.higher_epoch)
+                await asyncio.get_running_loop().create_future()  # The process ends.
         self._open -= 1
         self._post(Answered(request.key, message))
 

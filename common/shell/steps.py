@@ -29,7 +29,7 @@ from slackwater.common.shell.breaches import Breaches, from_outside
 from slackwater.common.shell.counters import Counters
 from slackwater.common.shell.definition import Core
 from slackwater.common.shell.persister import BucketWriter
-from slackwater.schemas.base import Record, Refused
+from slackwater.schemas.base import Message, Record, Refused
 
 
 class Step:
@@ -47,6 +47,11 @@ class Step:
 class Steps:
     """Runs `core`. `perform` carries out an effect that needs no await, `publish` sends a fact."""
 
+    doubtful: Callable[[], bool]
+    """Says whether the store has not answered for long. Set before `begin`."""
+    reads: frozenset[type[Message]] = frozenset()
+    """Types of requests that change nothing: while the store is doubtful, their answers wait for no
+    record."""
     breached: Callable[[Any, Exception], None]
     """Told of an event from outside that broke the core, and how. Set before `begin`."""
 
@@ -168,6 +173,10 @@ class Steps:
             counters.step_s_max = spent_s
         if effects and not values and not self._waiting:
             effects = self._carry_out(effects)
+        elif type(event) is Requested and type(event.message) in self.reads and self.doubtful():
+            for reply in (each for each in effects if type(each) is Reply):
+                self._perform(reply)
+            effects = [each for each in effects if type(each) is not Reply]
         if not effects:
             return
         step = Step()

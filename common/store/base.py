@@ -5,7 +5,7 @@ next write fails, whatever the key (ADR 1). Two implementations:
 JetStream (`nats.py`) and in memory (`memory.py`); one conformance suite.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -33,6 +33,9 @@ class Entry:
     key: str
     value: bytes | None  # None: deleted
     sequence: int
+
+
+Over = Callable[[str], bool]
 
 
 class Bucket(Protocol):
@@ -75,9 +78,11 @@ class Store(Protocol):
         """Open the bucket, making it if need be."""
         ...
 
-    async def lease(self, bucket: str, key: str, owner: str, ttl_s: float) -> "Lease | None":
-        """Take a key with a time to live if it is free or already `owner`'s; None: someone else
-        holds it."""
+    async def lease(
+        self, bucket: str, key: str, owner: str, ttl_s: float, over: "Over | None" = None
+    ) -> "Lease | None":
+        """Take a key with a time to live if it is free, already `owner`'s, or that of an owner of
+        whom `over` says that it is no more; None: someone else holds it."""
         ...
 
 

@@ -19,6 +19,7 @@ from slackwater.common.store.base import (
     Bucket,
     Entry,
     Lease,
+    Over,
     SequenceConflict,
     lease_owner,
     lease_value,
@@ -124,14 +125,16 @@ class MemoryStore:
         self._storage.stream(name)
         return MemoryBucket(self._storage, self._client, name)
 
-    async def lease(self, bucket: str, key: str, owner: str, ttl_s: float) -> "Lease | None":
+    async def lease(
+        self, bucket: str, key: str, owner: str, ttl_s: float, over: Over | None = None
+    ) -> "Lease | None":
         if ttl_s < limits.LEASE_TTL_S_MIN:
             raise Rejected(
                 f"lease {key}: a time to live of {ttl_s:g} s is under the least of "
                 f"{limits.LEASE_TTL_S_MIN:g} s"
             )
         lease = MemoryLease(self._storage, bucket, key, owner, ttl_s)
-        return lease if await lease.renew(taking=True) else None
+        return lease if await lease.take(over) else None
 
 
 class MemoryBucket:
@@ -232,12 +235,22 @@ class MemoryLease:
     def owner(self) -> str:
         return self._owner
 
-    async def renew(self, *, taking: bool = False) -> bool:
+    async def take(self, over: Over | None) -> bool:
         await asyncio.sleep(0)
+        found = self._storage.stream(self._bucket).live(self._key)
+        if found is not None and found.value is not None and not self._is_ours(found):
+            owner = lease_owner(found.value)
+            if not owner or over is None or not over(owner):
+                return False
+        return self._write()
+
+    async def renew(self) -> bool:
+        await asyncio.sleep(0)
+        found = self._storage.stream(self._bucket).live(self._key)
+        return found is not None and self._is_ours(found) and self._write()
+
+    def _write(self) -> bool:
         stream = self._storage.stream(self._bucket)
-        found = stream.live(self._key)
-        if (found is None and not taking) or (found is not None and not self._is_ours(found)):
-            return False
         stream.write(self._key, lease_value(self._owner))
         stream.expires_s[self._key] = self._storage.clock.now_s() + self._ttl_s
         return True

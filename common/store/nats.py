@@ -30,6 +30,7 @@ from slackwater.common.store.base import (
     Bucket,
     Entry,
     Lease,
+    Over,
     SequenceConflict,
     lease_owner,
     lease_value,
@@ -93,7 +94,9 @@ class NatsStore:
             found = self._buckets[name] = NatsBucket(self._bus, name)
         return found
 
-    async def lease(self, bucket: str, key: str, owner: str, ttl_s: float) -> "Lease | None":
+    async def lease(
+        self, bucket: str, key: str, owner: str, ttl_s: float, over: Over | None = None
+    ) -> "Lease | None":
         if ttl_s < limits.LEASE_TTL_S_MIN:
             raise Rejected(
                 f"lease {key}: a time to live of {ttl_s:g} s is under the server's least of "
@@ -106,7 +109,7 @@ class NatsStore:
             )
             self._lease_buckets.add(bucket)
         lease = NatsLease(self._bus, bucket, key, owner, ttl_s)
-        return lease if await lease.take() else None
+        return lease if await lease.take(over) else None
 
     async def _make(self, name: str, options: dict[str, Any]) -> None:
         config = {
@@ -271,11 +274,13 @@ class NatsLease:
     def owner(self) -> str:
         return self._owner
 
-    async def take(self) -> bool:
-        """True: the lease is ours. Takes it over from ourselves, from nobody else."""
+    async def take(self, over: Over | None) -> bool:
+        """True: the lease is ours. Takes it over from ourselves, and from who is no more."""
         found = await _get(self._bus, self._bucket, self._key)
         if found is not None and found.value is not None and not self._is_ours(found.value):
-            return False
+            owner = lease_owner(found.value)
+            if not owner or over is None or not over(owner):
+                return False
         self._sequence = 0 if found is None else found.sequence
         return await self._write(self._value, {_TTL: self._ttl})
 

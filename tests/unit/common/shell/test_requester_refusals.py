@@ -50,6 +50,7 @@ def answers(refusals: int, hear_refusals: bool, again: bool = True) -> list[Hear
             stamp=lambda message: message,
             post=heard.append,
             spawn=lambda work, name: tasks.append(asyncio.ensure_future(work)),
+            fenced=lambda epoch: pytest.fail(f"fenced by {epoch}"),
         )
         requester.send(
             Request(
