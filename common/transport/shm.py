@@ -15,6 +15,7 @@ import contextlib
 import os
 import socket
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Final
 
 from slackwater.common.base import limits
@@ -447,7 +448,7 @@ class ShmFabric:
         try:
             async with asyncio.timeout(deadline_s):
                 await connect(sock, checked(path))
-                self._check_peer(sock)
+                self._check_peer(sock, _owner(path))
                 greeting = Greeting(sock, passes_fds=True)
                 stream = greeting.stream
                 stream.push(wire.pack(wire.HELLO, handle=wire.VERSION, body=hello))
@@ -466,10 +467,17 @@ class ShmFabric:
                 raise
             raise mapped from error
 
-    def _check_peer(self, sock: socket.socket) -> None:
-        """Check that the other end is one of our users. Raises AccessRefused."""
+    def _check_peer(self, sock: socket.socket, owner: int = -1) -> None:
+        """Check that the other end is one of our users, or `owner`. Raises AccessRefused."""
         pid, uid = credentials(sock)
-        if uid not in self._uids:
+        if uid not in self._uids and uid != owner:
             raise AccessRefused(
                 f"process {pid} belongs to user {uid}, allowed are {sorted(self._uids)}"
             )
+
+
+def _owner(path: str) -> int:
+    """Return the account that alone, beside root, can make a socket at this path; -1: several
+    can. The path comes from the job's controller."""
+    folder = os.stat(Path(path).parent)
+    return -1 if folder.st_mode & 0o022 else folder.st_uid

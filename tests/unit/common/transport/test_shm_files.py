@@ -96,9 +96,15 @@ async def test_another_user_is_refused_on_either_side(
         await ShmFabric().connect(str(tmp_path / "a"), b"", deadline_s=5)
     assert arrived.empty()
     await listener.close()
-    listener, arrived = await listen(tmp_path / "b")
+    folder = tmp_path / "anybody"
+    folder.mkdir()
+    folder.chmod(0o777)  # Any account could listen there.
+    listener, arrived = await listen(folder / "b")
     with pytest.raises(AccessRefused, match="12345"):
-        await strict.connect(str(tmp_path / "b"), b"", deadline_s=5)
+        await strict.connect(str(folder / "b"), b"", deadline_s=5)
+    folder.chmod(0o755)  # Now its owner alone.
+    channel = await strict.connect(str(folder / "b"), b"", deadline_s=5)
+    await channel.close()
     await listener.close()
     assert 777 in ShmFabric(allowed_uids=frozenset({777}))._uids
 
