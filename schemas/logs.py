@@ -27,6 +27,11 @@ class ReadLog(Message, kw_only=True, frozen=True, tag="log.read"):
     wait_s: Annotated[float, msgspec.Meta(ge=0.0, le=3.0)] = 0.0
 
 
+def no_log(node: str, asked: ReadLog) -> str:
+    """Say why a node answers with no piece."""
+    return f"{node} has no log of job {asked.job}, rank {asked.rank}"
+
+
 class LogPiece(Message, kw_only=True, frozen=True, tag="log.piece"):
     """`data` is at `start`; the next piece is asked for at `start` plus its length. Where `start`
     is above the offset that was asked for, what was between them is not kept any longer."""

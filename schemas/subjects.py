@@ -1,8 +1,9 @@
 """Every subject is built here, and reads as a sentence.
 
-    sw.v1.cmd.<service>.<id>.<verb>         a request
-    sw.v1.evt.<noun>.<id>.<past-tense>      a fact
-    sw.v1.tel.<service>.<id>.<what>         telemetry
+    sw.v1.cmd.<service>.<id>.<verb>           a request
+    sw.v1.own.<tenant>.<service>.<id>.<verb>  a request of a user who may act for that tenant alone
+    sw.v1.evt.<noun>.<id>.<past-tense>        a fact
+    sw.v1.tel.<service>.<id>.<what>           telemetry
 
 Tokens are wide to narrow, so that the wildcards an operator types are useful: all facts of jobs are
 `sw.v1.evt.job.>`, all telemetry of one aggregator `sw.v1.tel.aggregator.a1.>`.
@@ -26,6 +27,18 @@ def _token(text: str) -> str:
 def command(service: str, id: str, verb: str) -> str:
     """The subject that `id` (an instance of `service`) answers `verb` on."""
     return f"{PREFIX}.cmd.{_token(service)}.{_token(id)}.{_token(verb)}"
+
+
+def owned(tenant: str, service: str, id: str, verb: str) -> str:
+    """The subject that `id` answers `verb` on for the users of one tenant; `*`: of all."""
+    who = tenant if tenant == "*" else _token(tenant)
+    return f"{PREFIX}.own.{who}.{_token(service)}.{_token(id)}.{_token(verb)}"
+
+
+def tenant_of(subject: str) -> str:
+    """Return the tenant that a request was made for; empty: its sender is not held to one."""
+    prefix, _, rest = subject.partition(f"{PREFIX}.own.")
+    return rest.partition(".")[0] if not prefix else ""
 
 
 def event(noun: str, id: str, fact: str) -> str:
@@ -67,6 +80,12 @@ def parsed(subject: str) -> Words | None:
     if not known or not all(_ID.fullmatch(word) for word in words):
         return None
     return Words(kind, *words)
+
+
+def inbox_prefix(user: str) -> str:
+    """Return how the subjects begin where answers to `user` (a name, or a public key) arrive. Users
+    whose name cannot be part of a subject share one."""
+    return f"_INBOX_{user}" if _ID.fullmatch(user) else "_INBOX"
 
 
 MASTER = "main"

@@ -19,6 +19,7 @@ from slackwater.schemas.base import (
 )
 from slackwater.schemas.gpus import NodeAllocation, NodeGpuIds
 from slackwater.schemas.jobs import CodeDigest, Environment, GraceSeconds, Program, VenvDigest
+from slackwater.schemas.tenants import Tenant
 
 USELESS_TO_RESTART: Final = 78
 """Exit code of a program that would end so again (EX_CONFIG): it is not started again."""
@@ -106,6 +107,8 @@ class StartWorkers(Message, kw_only=True, frozen=True, tag="worker.start"):
     env: Environment = msgspec.field(default_factory=dict)
     pack: CodeDigest = ""
     venv: VenvDigest = ""
+    tenant: Tenant = ""
+    """Users who are held to one tenant read the ranks' logs if it is this one."""
 
     def __post_init__(self) -> None:
         if len(set(self.ranks)) < len(self.ranks):

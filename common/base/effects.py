@@ -114,6 +114,8 @@ class Requested(msgspec.Struct, frozen=True):
 
     token: int
     message: Message
+    tenant: str = ""
+    """The sender may act for this tenant alone; empty: for all."""
 
 
 class Observed(msgspec.Struct, frozen=True):

@@ -66,6 +66,8 @@ class Endpoint:
     respond: Responder
     metadata: Mapping[str, str]
     concurrency: int
+    of_tenants: str = ""
+    """A second subject, for users who act for one tenant; empty: none."""
     figures: EndpointFigures = field(default_factory=EndpointFigures, compare=False)
 
 
@@ -95,6 +97,8 @@ class BusCounters:
     """Handlers that raised an error which is not ours."""
     errors: int = 0
     """Errors that the client library reported."""
+    forbidden: int = 0
+    """Subjects that the bus did not let this user publish or listen to."""
     reconnects: int = 0
 
 
@@ -125,6 +129,10 @@ class Bus(Protocol):
     async def serve(self, info: ServiceInfo, endpoints: list[Endpoint]) -> None:
         """Answer requests, each endpoint up to its concurrency at once; beyond it the request is
         answered with a `Refused` that says when to retry."""
+        ...
+
+    async def stop_serving(self) -> None:
+        """Take no further requests, which other instances may take."""
         ...
 
     async def flush(self) -> None: ...

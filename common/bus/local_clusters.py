@@ -2,7 +2,8 @@
 
     clusters/NAME/lock          held as long as its `slackwater up` lives
     clusters/NAME/cluster.json  what it is, for `slackwater status` (schemas/machine.py)
-    clusters/NAME/url           its address, with the bus's token
+    clusters/NAME/url           its address, with its owner's secret
+    clusters/NAME/users/USER    the same for each other user of its bus
     clusters/NAME/metrics.json  where its services serve their metrics, for Prometheus
     clusters/NAME/logs/         its services' logs, where it has no state folder
 
@@ -28,6 +29,7 @@ _TAKE_S: Final = 1.0
 """Seconds to try for a name's lock: a process that only looks whether the name is taken holds it
 for an instant."""
 _LOOK_S: Final = 0.02
+_FILES: Final = ("url", "cluster.json", "metrics.json")
 
 
 class Listed:
@@ -43,6 +45,11 @@ class Listed:
         if entry != self.entry or not self._entry.exists():
             self.entry = entry
             write_private(self._entry, msgspec.json.encode(entry).decode() + "\n")
+
+    def let_in(self, user: str, url: str) -> None:
+        """Keep the address for another user of the bus, to be handed over to them."""
+        private_folder(self._folder / "users")
+        write_private(self._folder / "users" / user, url + "\n")
 
     def reachable(self, url: str) -> None:
         """Let commands find the cluster from now on."""
@@ -166,5 +173,5 @@ def _read(folder: Path) -> LocalCluster | None:
 
 
 def _remove(folder: Path) -> None:
-    for name in ("url", "cluster.json", "metrics.json"):
-        (folder / name).unlink(missing_ok=True)
+    for path in (*(folder / name for name in _FILES), *(folder / "users").glob("*")):
+        path.unlink(missing_ok=True)

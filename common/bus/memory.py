@@ -9,12 +9,18 @@ import asyncio
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from typing import Protocol
 
 from slackwater.common.base import codec, limits
 from slackwater.common.base.clock import Clock, LiveClock
-from slackwater.common.base.errors import DeadlineExceeded, NobodyThere, Rejected, Unavailable
+from slackwater.common.base.errors import (
+    AccessRefused,
+    DeadlineExceeded,
+    NobodyThere,
+    Rejected,
+    Unavailable,
+)
 from slackwater.common.bus.base import (
     Answer,
     BusCounters,
@@ -27,6 +33,7 @@ from slackwater.common.bus.base import (
 )
 from slackwater.common.bus.dispatch import EndpointWorker, Mailbox
 from slackwater.common.bus.micro import QUEUE_GROUP, VERBS, MicroService
+from slackwater.schemas.permissions import Grants
 
 _ROUTES_MAX = 65_536
 """Subjects whose receivers are remembered; then they are looked up anew."""
@@ -213,6 +220,7 @@ class MemoryBus:
 
     def __init__(self, broker: MemoryBroker, name: str) -> None:
         self.name = name
+        self._grants: Grants | None = None
         self.counters = BusCounters()
         self._broker = broker
         self._closed = False
@@ -224,6 +232,10 @@ class MemoryBus:
     @property
     def connected(self) -> bool:
         return self._broker.running and not self._closed
+
+    def hold_to(self, grants: Grants) -> None:
+        """Let this client publish and listen to no more than that."""
+        self._grants = grants
 
     async def publish(self, subject: str, payload: bytes) -> None:
         self._check_sending(subject, payload)
@@ -255,6 +267,7 @@ class MemoryBus:
 
     async def subscribe(self, pattern: str, handler: Handler) -> Subscription:
         self._check_open(pattern)
+        self._check_listening(pattern)
         mailbox = Mailbox(pattern, handler, self.counters)
         interest = self._listen(pattern, "", lambda delivery, _: mailbox.put(delivery))
         self._mailboxes[interest] = mailbox
@@ -263,10 +276,12 @@ class MemoryBus:
     async def serve(self, info: ServiceInfo, endpoints: list[Endpoint]) -> None:
         workers = []
         for endpoint in endpoints:
-            self._check_open(endpoint.subject)
             worker = EndpointWorker(endpoint, self._send_answer, self.counters)
-            take = self._taking(worker)
-            self._workers[self._listen(endpoint.subject, QUEUE_GROUP, take)] = worker
+            for subject in filter(None, (endpoint.subject, endpoint.of_tenants)):
+                self._check_open(subject)
+                self._check_listening(subject)
+                take = self._taking(worker)
+                self._workers[self._listen(subject, QUEUE_GROUP, take)] = worker
             workers.append(worker)
         self._instances += 1
         instance = f"{self.name}-{self._instances}"
@@ -274,6 +289,10 @@ class MemoryBus:
         for verb in VERBS:
             for subject in service.subjects(verb):
                 self._listen(subject, "", self._showing(service, verb))
+
+    async def stop_serving(self) -> None:
+        for interest in self._workers:
+            self._broker.remove(interest)
 
     async def flush(self) -> None:
         self._check_open("flush")
@@ -364,6 +383,14 @@ class MemoryBus:
                 f"{limits.MESSAGE_BYTES_MAX}; move large state over the transport"
             )
         self._check_open(subject)
+        if self._grants is not None and not permitted(self._grants.publish, subject):
+            self.counters.forbidden += 1
+            raise AccessRefused(f"{subject}: this user of the bus may not ask there")
+
+    def _check_listening(self, pattern: str) -> None:
+        if self._grants is not None and not permitted(self._grants.listen, pattern):
+            self.counters.forbidden += 1
+            raise AccessRefused(f"{pattern}: this user of the bus may not listen there")
 
     def _check_open(self, subject: str) -> None:
         if not self.connected:
@@ -380,6 +407,18 @@ class _Subscribed:
 
     async def unsubscribe(self) -> None:
         await self._bus._forget(self._interest)
+
+
+@lru_cache(_ROUTES_MAX)
+def permitted(patterns: tuple[str, ...], subject: str) -> bool:
+    """Say whether a pattern allows the subject, which may be a pattern itself."""
+    tokens = subject.split(".")
+    wide = tokens[-1] == ">"
+    return any(
+        matches(tuple(pattern.split(".")), tokens)
+        for pattern in patterns
+        if not wide or pattern.endswith(">")
+    )
 
 
 def matches(pattern: tuple[str, ...], tokens: list[str]) -> bool:

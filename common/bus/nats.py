@@ -1,19 +1,18 @@
-"""The bus over NATS: connection policy, error mapping, bounded endpoints.
+"""The bus over NATS: error mapping, bounded endpoints.
 
-A daemon never gives up on its server: it reconnects every RECONNECT_WAIT_S for as long as it runs
-(the client library would wait 2 s between tries and close for good after 60). While the connection
-is down nothing is sent and nothing is kept for later: a heartbeat delivered a minute late is worse
-than one lost, and a command's sender retries. All the library's exceptions are mapped here.
+While the connection is down nothing is sent and nothing is kept for later: a heartbeat delivered a
+minute late is worse than one lost, and a command's sender retries. All the library's exceptions are
+mapped here.
 """
 
 import asyncio
-import ssl
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import nats.errors
-from nats.aio.client import NO_RESPONDERS_STATUS, Client
+import structlog
+from nats.aio.client import NO_RESPONDERS_STATUS
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription as ClientSubscription
 from nats.nuid import NUID
@@ -22,14 +21,13 @@ from nats.protocol.parser import AUTHORIZATION_VIOLATION
 from slackwater.common.base import codec, limits
 from slackwater.common.base.clock import Clock, LiveClock
 from slackwater.common.base.errors import (
+    AccessRefused,
     ConfigRejected,
-    DeadlineExceeded,
-    NobodyThere,
     Rejected,
     SlackwaterError,
     Unavailable,
 )
-from slackwater.common.bus.access import Credentials, address_file, carries_identity, shown
+from slackwater.common.bus.access import Credentials, carries_identity, shown
 from slackwater.common.bus.base import (
     Answer,
     BusCounters,
@@ -39,6 +37,18 @@ from slackwater.common.bus.base import (
     Handler,
     ServiceInfo,
     Subscription,
+)
+from slackwater.common.bus.connection import (
+    ConnectionLost,
+    Forbidden,
+    SecuredClient,
+    distrusted,
+    distrusts,
+    forbidden,
+    mapped,
+    options,
+    refused,
+    unanswered,
 )
 from slackwater.common.bus.dispatch import EndpointWorker, Mailbox
 from slackwater.common.bus.micro import (
@@ -50,11 +60,8 @@ from slackwater.common.bus.micro import (
 )
 from slackwater.common.bus.server import check_version
 
+_log = structlog.get_logger()
 _JSON_HEADERS = {"Content-Type": codec.CONTENT_TYPE_JSON}
-
-
-class _ConnectionLost(nats.errors.Error):
-    """The error of a request that was under way when the connection was lost."""
 
 
 @contextmanager
@@ -77,7 +84,7 @@ class NatsBus:
     def __init__(self, url: str, name: str, clock: Clock) -> None:
         self.url = url
         self.name = name
-        self.client = Client()
+        self.client = SecuredClient()
         self.counters = BusCounters()
         self._clock = clock
         self._closing = False
@@ -88,10 +95,16 @@ class NatsBus:
         self._asked = 0
         self._answers: dict[str, asyncio.Future[Msg]] = {}
         """Requests that are not answered yet, by the last token of their inbox."""
+        self._asked_of: dict[str, str] = {}
+        """The subjects of these requests."""
         self._refused = asyncio.Event()
-        """The server knows us, and will not have us."""
+        """The server knows us, and will not have us; or it is not to be trusted."""
+        self._only_server = False
+        self._unheard = ""
+        """A subject that this user may not listen to, and tried."""
         self._subscriptions: dict[ClientSubscription, Mailbox] = {}
         self._endpoints: dict[ClientSubscription, EndpointWorker] = {}
+        self._ended: set[ClientSubscription] = set()
 
     @classmethod
     async def connect(
@@ -100,44 +113,38 @@ class NatsBus:
         name: str,
         *,
         credentials: Credentials | None = None,
-        tls: ssl.SSLContext | None = None,
-        inbox_prefix: str = "_INBOX",
         on_closed: Callable[[], None] | None = None,
         clock: Clock | None = None,
     ) -> "NatsBus":
-        """Raises Unavailable if no server answers at `url` within BUS_CONNECT_S, ConfigRejected if
-        it will not have us. A password or token in `url` counts before `credentials`.
+        """`url`: one server, or several with commas between them. Raises Unavailable if none
+        answers within BUS_CONNECT_S, ConfigRejected if they will not have us, or are not to be
+        trusted. A password or token in `url` counts before `credentials`.
 
         `on_closed` is called when the connection is closed for good by anything but `close()`: a
         daemon ends then, and is started anew.
         """
-        carried = carries_identity(url)
-        identity = Credentials() if carried or credentials is None else credentials
-        options = identity.options() | ({"tls": tls} if tls is not None else {})
+        identity = credentials or Credentials()
+        servers, chosen = options(url, identity)
         bus = cls(shown(url), name, clock or LiveClock())
         bus._on_closed = on_closed
+        bus.client.encrypted = "tls" in chosen
         connecting = asyncio.ensure_future(
             bus.client.connect(
-                url,
+                servers,
                 name=name,
                 error_cb=bus._note_error,
                 disconnected_cb=bus._note_disconnect,
                 reconnected_cb=bus._note_reconnect,
                 closed_cb=bus._note_closed,
-                max_reconnect_attempts=-1,
-                reconnect_time_wait=limits.RECONNECT_WAIT_S,  # type: ignore[arg-type]  # any number
-                connect_timeout=1,
-                ping_interval=round(limits.BUS_PING_S),
-                max_outstanding_pings=2,
-                inbox_prefix=inbox_prefix,
-                **options,
+                **chosen,
             )
         )
-        refused = asyncio.ensure_future(bus._refused.wait())
-        waits: set[asyncio.Future[Any]] = {connecting, refused}
+        bus._only_server = len(servers) == 1
+        turned_away = asyncio.ensure_future(bus._refused.wait())
+        waits: set[asyncio.Future[Any]] = {connecting, turned_away}
         await asyncio.wait(waits, timeout=limits.BUS_CONNECT_S, return_when=asyncio.FIRST_COMPLETED)
-        refused.cancel()
-        who = "what this URL says of its client" if carried else str(identity)
+        turned_away.cancel()
+        who = "what this URL says of its client" if carries_identity(url) else str(identity)
         await bus._finish_connecting(connecting, who)
         await bus._open_answers()
         return bus
@@ -148,19 +155,12 @@ class NatsBus:
             connecting.cancel()
             await asyncio.wait({connecting}, timeout=1.0)
             await self.client.close()
-            why = self._last_error or "no answer"
+            why = self._last_error
+            if distrusts(why):
+                raise distrusted(self.url, why)
             if self._refused.is_set():
-                raise ConfigRejected(
-                    f"the nats-server at {self.url} refuses {who} ({why}); give other "
-                    "credentials: NATS_USER and NATS_PASSWORD, NATS_TOKEN, NATS_CREDS or "
-                    "NATS_NKEY, a command's options of these names, or [credentials] in a "
-                    "service's configuration; the token of a cluster that `slackwater up` "
-                    f"started is in the URL in {address_file()}, or in nats/url of its --state-dir"
-                )
-            raise Unavailable(
-                f"no nats-server answers at {self.url} ({why}); start one there "
-                "(`slackwater up` starts one with a cluster), or give the right URL"
-            )
+                raise refused(self.url, who, why)
+            raise unanswered(self.url, why)
         error = connecting.exception()
         if error is not None:
             raise ConfigRejected(f"cannot connect to {self.url}: {error}") from error
@@ -210,7 +210,7 @@ class NatsBus:
         loop = asyncio.get_running_loop()
         self._asked += 1
         token, answer = str(self._asked), loop.create_future()
-        self._answers[token] = answer
+        self._answers[token], self._asked_of[token] = answer, subject
         late = loop.call_later(timeout_s, _end, answer, nats.errors.TimeoutError())
         try:
             reply_to = f"{self._inbox}.{token}"
@@ -222,7 +222,7 @@ class NatsBus:
             raise self._mapped(error, subject, timeout_s) from error
         finally:
             late.cancel()
-            del self._answers[token]
+            del self._answers[token], self._asked_of[token]
         return message
 
     async def _open_answers(self) -> None:
@@ -259,14 +259,18 @@ class NatsBus:
         workers = []
         for endpoint in endpoints:
             worker = EndpointWorker(endpoint, self._answer, self.counters)
-            subscription = await self._listen(endpoint.subject, self._taking(worker), QUEUE_GROUP)
-            self._endpoints[subscription] = worker
+            for subject in filter(None, (endpoint.subject, endpoint.of_tenants)):
+                subscription = await self._listen(subject, self._taking(worker), QUEUE_GROUP)
+                self._endpoints[subscription] = worker
             workers.append(worker)
         service = MicroService(info, NUID().next().decode(), workers, self._clock.now_s())
         for verb in VERBS:
             for subject in service.subjects(verb):
                 await self._listen(subject, self._showing(service, verb))
         await self.flush()
+
+    async def stop_serving(self) -> None:
+        await self._end_intake([*self._endpoints])
 
     async def flush(self) -> None:
         if not self.connected:
@@ -279,6 +283,8 @@ class NatsBus:
                 await self.client.flush(timeout=round(limits.REQUEST_TIMEOUT_S))
         except nats.errors.Error as error:
             raise self._mapped(error, "flush", limits.REQUEST_TIMEOUT_S) from error
+        if self._unheard:
+            raise AccessRefused(f"{self._unheard}: this user of the bus may not listen there")
 
     async def close(self) -> None:
         if self._closing:
@@ -287,7 +293,7 @@ class NatsBus:
         deadline_s = self._clock.now_s() + limits.DRAIN_S
         try:
             async with asyncio.timeout(limits.DRAIN_S):
-                await self._stop_intake()
+                await self._end_intake([*self._endpoints, *self._subscriptions])
         except (TimeoutError, nats.errors.Error):
             # The server is gone or slow: what is in progress still gets its time below.
             self.counters.errors += 1
@@ -318,11 +324,12 @@ class NatsBus:
         except nats.errors.Error as error:
             raise self._mapped(error, subject) from error
 
-    async def _stop_intake(self) -> None:
-        if not self.connected:
-            return
-        for subscription in (*self._endpoints, *self._subscriptions):
-            await subscription.drain()  # type: ignore[no-untyped-call]  # the library's gap
+    async def _end_intake(self, subscriptions: list[ClientSubscription]) -> None:
+        """Let nothing more come; what has come is worked on."""
+        begun, self._ended = self._ended, self._ended | {*subscriptions}
+        if self.connected:
+            drains = (each.drain() for each in subscriptions if each not in begun)  # type: ignore[no-untyped-call]
+            await asyncio.gather(*drains)
 
     async def _forget(self, subscription: ClientSubscription) -> None:
         mailbox = self._subscriptions.pop(subscription, None)
@@ -388,36 +395,30 @@ class NatsBus:
         )
 
     def _mapped(self, error: Exception, subject: str, timeout_s: float = 0.0) -> SlackwaterError:
-        """Map the library's errors to ours, in this one place."""
-        match error:
-            case nats.errors.NoRespondersError():
-                return NobodyThere(f"{subject}: nobody answers there", limits.RETRY_WAIT_S_MIN)
-            case _ConnectionLost():
-                return DeadlineExceeded(
-                    f"{subject}: the connection to {self.url} was lost before the answer; it may "
-                    "still have been acted on",
-                    limits.RECONNECT_WAIT_S,
-                )
-            case nats.errors.TimeoutError():
-                return DeadlineExceeded(
-                    f"{subject}: no answer within {timeout_s:g} s; it may still have been acted on",
-                    limits.RETRY_WAIT_S_MIN,
-                )
-            case nats.errors.MaxPayloadError():
-                return Rejected(f"{subject}: the server takes no message of this size")
-            case nats.errors.BadSubjectError() | nats.errors.BadHeaderError():
-                return Rejected(f"{subject!r} is not a subject that can be used here: {error}")
-            case _:
-                return Unavailable(f"{subject}: {error}", limits.RECONNECT_WAIT_S)
+        return mapped(error, subject, self.url, timeout_s)
 
     async def _note_error(self, error: Exception) -> None:
         # Awaited inside the library's read loop: count, nothing more.
         self.counters.errors += 1
         self._last_error = error
-        if AUTHORIZATION_VIOLATION in str(error).lower():
+        if AUTHORIZATION_VIOLATION in str(error).lower() or (
+            self._only_server and distrusts(error)
+        ):
             self._refused.set()
+        elif (found := forbidden(error)) is not None:
+            self._forbid(*found)
         if isinstance(error, nats.errors.SlowConsumerError):
             self.counters.dropped += 1
+
+    def _forbid(self, listens: bool, subject: str) -> None:
+        self.counters.forbidden += 1
+        waiting = [token for token, asked in self._asked_of.items() if asked.lower() == subject]
+        for token in waiting:  # The server did not pass them on: nobody will answer.
+            _end(self._answers[token], Forbidden())
+        if listens:
+            self._unheard = subject
+        if listens or not waiting:
+            _log.warning("bus.forbidden", subject=subject, listens=listens, url=self.url)
 
     async def _note_disconnect(self) -> None:
         # Unsent requests would leave after the reconnection, however late that is.
@@ -425,7 +426,7 @@ class NatsBus:
         self.client._pending_data_size = 0
         # No answer can arrive any more: who waits for one need not wait for the deadline.
         for answer in (*self._answers.values(), *self.client._pongs):
-            _end(answer, _ConnectionLost())
+            _end(answer, ConnectionLost())
 
     async def _note_reconnect(self) -> None:
         self.counters.reconnects += 1

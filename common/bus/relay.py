@@ -224,6 +224,9 @@ class RelayBus:
     async def serve(self, info: ServiceInfo, endpoints: list[Endpoint]) -> None:
         raise AccessRefused(f"{info.name}: a job's program cannot serve on the bus")
 
+    async def stop_serving(self) -> None:
+        """Nothing is served here."""
+
     async def flush(self) -> None:
         """`publish` has returned when the bus has a message: there is nothing to wait for."""
         if self._writer is None:

@@ -5,9 +5,10 @@ kept in the state folder, and every later start of that folder takes it again, s
 the server where it was. Every write is on disk before it is acknowledged (`sync_interval: always`):
 by default JetStream syncs every two minutes, and a power failure loses what was acknowledged since.
 
-A guarded server asks its clients for a token, which is kept in the state folder like the port, and
-is part of the URL. Every account of the machine can connect to a loopback port, and read the
-command line of every process: the token is in files of this account alone.
+A guarded server lets in the users that it is told of, else whoever has a token; a secret is kept in
+the state folder like the port, and a part of the URL. Every account of the machine can connect to a
+loopback port, and read the command line of every process: secrets are in files of this account
+alone.
 
 The child dies with the thread that started it (PR_SET_PDEATHSIG counts threads, not processes):
 start it from the main thread, or from one that outlives it.
@@ -33,6 +34,7 @@ from pathlib import Path
 from slackwater.common.base import limits
 from slackwater.common.base.errors import ConfigRejected, Fatal, Unavailable
 from slackwater.common.base.private_files import kept_token, private_folder, write_private
+from slackwater.common.bus.users import OWNER, authorization, derived_password, users_of
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)  # Loaded here: nothing may be loaded between fork and exec.
@@ -86,12 +88,15 @@ class NatsServer:
         *,
         monitoring: bool = False,
         guarded: bool = False,
+        users: Sequence[str] = (),
         port: int = 0,
         log_dir: Path | None = None,
         inherits: Sequence[int] = (),
     ) -> None:
         """`port`: 0: the one that the folder keeps, else any free one. `log_dir`: None: in the
-        state folder. `inherits`: descriptors of locks that are to last as long as the server."""
+        state folder. `users`: names of users (users.py), of whom `owner` is in the URL; none: a
+        guarded server asks for a token. `inherits`: descriptors of locks that are to last as long
+        as the server."""
         self._temporary = state_dir is None
         self.state_dir = state_dir or _unused_folder()
         self._port = port
@@ -101,10 +106,12 @@ class NatsServer:
         """Where this life's part of the log begins."""
         self._monitoring = monitoring
         self._guarded = guarded
+        self._users = users
         self._token = ""
+        self._place = ""
         self._process: subprocess.Popen[bytes] | None = None
         self.url = ""
-        """With the token, where the server is guarded: not to be shown."""
+        """With a secret, where the server is guarded: not to be shown."""
         self.monitoring_url = ""
 
     @property
@@ -129,6 +136,12 @@ class NatsServer:
     @property
     def running(self) -> bool:
         return self._process is not None and self._process.poll() is None
+
+    def url_of(self, user: str) -> str:
+        """Return the URL for one of the users; where the server has none, the URL for all."""
+        if not self._users:
+            return self.url
+        return f"nats://{user}:{derived_password(self._token, user)}@{self._place}"
 
     def start(self) -> str:
         """Start, wait until clients can connect, and return the URL."""
@@ -212,7 +225,9 @@ class NatsServer:
             "  sync_interval: always",
             "}",
         ]
-        if self._token:
+        if self._users:
+            lines.append(authorization(users_of(self._token, self._users)))
+        elif self._token:
             lines.append(f'authorization {{ token: "{self._token}" }}')
         if self._monitoring:
             lines.append(f'http: "127.0.0.1:{kept.get("monitoring", -1)}"')
@@ -241,7 +256,7 @@ class NatsServer:
         except ValueError:
             return False  # Half written.
         url = urls["nats"][0]
-        host, port = url.removeprefix("nats://").rsplit(":", 1)
+        host, port = url.partition("://")[2].rsplit(":", 1)
         try:
             with socket.create_connection((host, int(port)), 1.0) as connection:
                 greeted = connection.recv(5) == b"INFO "
@@ -249,10 +264,12 @@ class NatsServer:
             return False  # Not listening yet.
         if not greeted:
             return False
+        self._place = f"{host}:{port}"
+        self.url = self.url_of(OWNER) if self._users else url
+        if self._token and not self._users:
+            self.url = f"nats://{self._token}@{self._place}"
         if self._token:
-            url = f"nats://{self._token}@{host}:{port}"
-            write_private(self.address_file, url + "\n")
-        self.url = url
+            write_private(self.address_file, self.url + "\n")
         kept = self._read_kept() | {"nats": int(port)}
         if urls.get("monitoring"):
             self.monitoring_url = urls["monitoring"][0]

@@ -23,6 +23,7 @@ import structlog
 
 from slackwater.common.base import limits
 from slackwater.common.base.errors import ConfigRejected
+from slackwater.common.bus.users import BUS_WATCH, OWNER
 from slackwater.common.embedded.announcement import announce
 from slackwater.common.embedded.supervisor import Supervisor
 from slackwater.common.embedded.unit import UnitSpec
@@ -123,6 +124,8 @@ class ClusterOptions:
     """The port of the bus server; 0: the one that state_dir keeps, else any free one."""
     metrics_port: int = 0
     """Services serve their metrics on this loopback port and those after it; 0: none do."""
+    users: tuple[str, ...] = ()
+    """Users of the bus beside the services and its owner (common/bus/users.py)."""
     policy: str = ""
     """The controllers' assignment policy; empty: their default."""
     transport: Literal["", "auto", "shm", "verbs", "tcp"] = ""
@@ -165,14 +168,19 @@ class EmbeddedCluster:
 
     async def __aenter__(self) -> "EmbeddedCluster":
         options = self.options
+        names = [_unit_name(service, id) for stage in self.stages for service, id, _ in stage]
         self._supervisor = supervisor = Supervisor(
-            options.state_dir, options.log_dir, options.restarts_max, options.port
+            options.state_dir,
+            options.log_dir,
+            options.restarts_max,
+            options.port,
+            [OWNER, BUS_WATCH, *names, *options.users],
         )
         try:
             url = await supervisor.start_nats()
             for stage in self.stages:
                 await supervisor.start_units(
-                    [self._spec(service, id, fields, url) for service, id, fields in stage]
+                    [self._spec(service, id, fields) for service, id, fields in stage]
                 )
         except BaseException:
             await supervisor.stop()
@@ -185,9 +193,10 @@ class EmbeddedCluster:
         await asyncio.gather(self._announcing, return_exceptions=True)
         await self.supervisor.stop()
 
-    def _spec(self, service: str, id: str, fields: Mapping[str, Any], url: str) -> UnitSpec:
-        name = f"{service}-{id}"
+    def _spec(self, service: str, id: str, fields: Mapping[str, Any]) -> UnitSpec:
+        name = _unit_name(service, id)
         supervisor = self.supervisor
+        url = supervisor.url_of(name)
         state_dir = supervisor.state_dir / name
         state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         if fields.get("accounts") or fields.get("job_accounts"):
@@ -212,6 +221,11 @@ class EmbeddedCluster:
             restart_wait_s_max=self.options.restart_wait_s_max,
             oom_score_adj=limits.OOM_SCORE_AGGREGATOR if service == "aggregator" else 0,
         )
+
+
+def _unit_name(service: str, id: str) -> str:
+    """Name the unit, and its user of the bus."""
+    return f"{service}-{id}"
 
 
 def _transport_of_jobs(options: ClusterOptions, service: str) -> dict[str, str]:

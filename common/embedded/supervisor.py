@@ -24,16 +24,21 @@ import structlog
 
 from slackwater.common.base import limits
 from slackwater.common.base.background import Tasks
+from slackwater.common.base.clock import LiveClock
 from slackwater.common.base.errors import (
     ConfigRejected,
     Fatal,
     Rejected,
+    Retryable,
     SlackwaterError,
     Unavailable,
 )
 from slackwater.common.base.file_lock import FileLock
 from slackwater.common.bus.access import shown
+from slackwater.common.bus.disk_watch import DiskWatch
+from slackwater.common.bus.nats import NatsBus
 from slackwater.common.bus.server import NatsServer
+from slackwater.common.bus.users import BUS_WATCH
 from slackwater.common.embedded.leftovers import own_folder, sweep
 from slackwater.common.embedded.logs import rotate
 from slackwater.common.embedded.orphans import MARKER, Reaper, alive
@@ -48,7 +53,8 @@ _log = structlog.get_logger()
 
 class Supervisor:
     """`state_dir` (None: a temporary one) keeps the bus server's records between runs, `log_dir`
-    (None: the temporary folder) all logs. `port`: the bus server's, 0: any free one."""
+    (None: the temporary folder) all logs. `port`: the bus server's, 0: any free one. `users` of the
+    bus (common/bus/users.py); none: whoever has its token."""
 
     def __init__(
         self,
@@ -56,7 +62,9 @@ class Supervisor:
         log_dir: Path | None = None,
         restarts_max: int = limits.RESTARTS_MAX,
         port: int = 0,
+        users: Sequence[str] = (),
     ) -> None:
+        self._users = users
         self._restarts_max = restarts_max
         self._port = port
         sweep()
@@ -67,6 +75,7 @@ class Supervisor:
         self._marker = secrets.token_hex(8)
         self._reaper = Reaper(self._marker)
         self._nats: NatsServer | None = None
+        self._disk_watch: asyncio.Task[None] | None = None
         self._nats_pid = 0
         self._nats_restarts = 0
         self._holding: FileLock | None = None
@@ -86,6 +95,10 @@ class Supervisor:
     @property
     def url(self) -> str:
         return self._nats.url if self._nats is not None else ""
+
+    def url_of(self, user: str) -> str:
+        """Return the bus's URL for one of its users."""
+        return self._nats.url_of(user) if self._nats is not None else ""
 
     @property
     def address_file(self) -> Path:
@@ -122,6 +135,8 @@ class Supervisor:
         self._nats = NatsServer(
             self.state_dir / NATS,
             guarded=True,
+            users=self._users,
+            monitoring=True,
             port=self._port,
             log_dir=self.log_dir,
             inherits=(self._living.fd, self._holding.fd),
@@ -129,6 +144,7 @@ class Supervisor:
         await self._nats.start_async()
         self._nats_pid = self._nats.pid
         self.spawn(self._watch_nats(self._nats))
+        self._disk_watch = self.spawn(self._watch_disk(self._nats))
         self.spawn(self._reap())
         return self._nats.url
 
@@ -190,6 +206,9 @@ class Supervisor:
                 stage = self._stages[-1]
                 await asyncio.gather(*(unit.stop() for unit in stage))
                 self._stages.pop()
+            if self._disk_watch is not None:
+                self._disk_watch.cancel()
+                await asyncio.wait((self._disk_watch,), timeout=limits.ABORT_S)
         finally:
             self.abandon()
 
@@ -278,6 +297,26 @@ class Supervisor:
             why = ""
             self._nats_pid = nats.pid
             _log.warning("unit.restarted", unit=NATS, url=shown(nats.url))
+
+    async def _watch_disk(self, nats: NatsServer) -> None:
+        """Say on the bus what its server cannot write, and start it anew once its disk is well."""
+        bus = None
+        while bus is None:
+            try:
+                bus = await NatsBus.connect(nats.url_of(BUS_WATCH), "disk-watch")
+            except Retryable:
+                await asyncio.sleep(limits.RETRY_WAIT_S_MAX)  # The server is being started anew.
+        try:
+            watch = DiskWatch(
+                NATS, nats.state_dir, nats.monitoring_url, bus, LiveClock(), self._restart_nats
+            )
+            await watch.run()
+        finally:
+            await bus.close()
+
+    def _restart_nats(self) -> None:
+        if self._nats is not None and self._nats.running:
+            os.kill(self._nats.pid, signal.SIGTERM)
 
 
 async def _hold(state_dir: Path) -> FileLock:

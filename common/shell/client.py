@@ -17,6 +17,7 @@ from slackwater.common.base.errors import NobodyThere, Rejected, Retryable
 from slackwater.common.base.retry import retry
 from slackwater.common.bus.access import Credentials
 from slackwater.common.bus.base import Bus
+from slackwater.common.bus.identity import tenant_of
 from slackwater.common.shell.world import live_world
 from slackwater.common.store.history import History
 from slackwater.common.store.objects import Objects
@@ -38,6 +39,7 @@ from slackwater.schemas.job_requests import (
     SubmitJob,
 )
 from slackwater.schemas.job_states import STATE_SAID, TERMINAL_STATES, JobState
+from slackwater.schemas.permissions import OF_TENANTS
 from slackwater.schemas.progress import JobProgress
 from slackwater.schemas.tenants import TenantInfo
 from slackwater.schemas.usage import GetUsage, UsageList, UsageRow
@@ -57,9 +59,12 @@ class Client:
         rng: Random | None = None,
         history: History | None = None,
         objects: Objects | None = None,
+        tenant: str = "",
     ) -> None:
         """Talks to a cluster's master. `rng` draws the waits between attempts: give the world's.
-        `history` is needed only to read kept facts, `objects` only to store code."""
+        `history` is needed only to read kept facts, `objects` only to store code. `tenant`: the one
+        that this user of the bus is held to; empty: none."""
+        self.tenant = tenant
         self.bus = bus
         self.clock = clock
         self._history = history
@@ -98,8 +103,14 @@ class Client:
     async def _retried(self, call: Callable[[], Awaitable[T]]) -> T:
         return await retry(call, budget_s=self._budget_s, rng=self._rng, clock=self.clock)
 
+    def subject(self, service: str, id: str, verb: str) -> str:
+        """Return the subject under which this user asks for a verb."""
+        if self.tenant and verb in OF_TENANTS.get(service, ()):
+            return subjects.owned(self.tenant, service, id, verb)
+        return subjects.command(service, id, verb)
+
     async def master(self, verb: str, message: Message, answer: type[M]) -> M:
-        subject = subjects.command("master", subjects.MASTER, verb)
+        subject = self.subject("master", subjects.MASTER, verb)
         try:
             return await self.ask(subject, message, answer)
         except NobodyThere as error:
@@ -246,5 +257,10 @@ async def connect(
     listens there will not have us."""
     async with live_world(url, name, credentials=credentials) as world:
         yield Client(
-            world.bus, world.clock, rng=world.rng, history=world.history, objects=world.objects
+            world.bus,
+            world.clock,
+            rng=world.rng,
+            history=world.history,
+            objects=world.objects,
+            tenant=await tenant_of(world.bus),
         )

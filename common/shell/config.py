@@ -17,7 +17,7 @@ from slackwater.common.base import fields
 from slackwater.common.base.codec import unknown_key
 from slackwater.common.base.errors import ConfigRejected
 from slackwater.common.base.private_files import write_private
-from slackwater.common.bus.access import Credentials
+from slackwater.common.bus.access import Credentials, Tls
 from slackwater.schemas.base import IdText
 
 C = TypeVar("C", bound=msgspec.Struct)
@@ -32,7 +32,9 @@ class ServiceConfig(msgspec.Struct, kw_only=True, frozen=True):
     id: IdText
     """The instance's id: a token of its subjects, unique among its kind."""
     url: str = DEFAULT_URL
-    """The bus."""
+    """The bus: one server, or several with commas between them; `tls://` for encrypted ones."""
+    replicas: Annotated[int, msgspec.Meta(ge=1, le=5)] = 1
+    """Servers of the bus that keep each record; 3 of a cluster of three lose nothing with one."""
     state_dir: str = ""
     """A folder of this instance's own for files and sockets; empty: it needs none."""
     metrics_port: Annotated[int, msgspec.Meta(ge=-1, le=65_535)] = 0
@@ -41,6 +43,8 @@ class ServiceConfig(msgspec.Struct, kw_only=True, frozen=True):
     """Address on this machine where that port listens; loopback: for this machine alone."""
     credentials: Credentials = Credentials()
     """The user of the bus: `user` and `password`, or `token`, or `creds`, or `nkey`."""
+    tls: Tls = Tls()
+    """Files in PEM for an encrypted bus: `ca`; where it asks for one, `certificate` and `key`."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Log what is at least so important."""
 

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import msgspec
 import structlog
 
 from slackwater.common.base import codec, failpoints, limits
@@ -31,6 +32,7 @@ from slackwater.common.shell.fencing import Fence
 from slackwater.common.shell.steps import Steps
 from slackwater.schemas import subjects
 from slackwater.schemas.base import CONFLICT, INTERNAL, NO_ANSWER, Message, Refused
+from slackwater.schemas.permissions import OF_TENANTS
 
 _log = structlog.get_logger()
 
@@ -57,7 +59,10 @@ class Intake:
         counters: Counters,
         steps: Steps,
         stamp: Callable[[Message], Message],
+        why_not: Callable[[Message], str],
     ) -> None:
+        """`why_not` says why a request cannot be taken at present; empty: it can."""
+        self._why_not = why_not
         self._service = service
         self._id = id
         self._clock = clock
@@ -87,7 +92,7 @@ class Intake:
             if type(message) is Refused:
                 return self._encode(message, delivery.json)
             self._token = self._asked = token = self._token + 1
-            self._steps.post(Requested(token, message))
+            self._steps.post(Requested(token, message, subjects.tenant_of(delivery.subject)))
             self._asked = 0
             answer, self._answer = self._answer, None
             if answer is not None:
@@ -168,9 +173,11 @@ class Intake:
         concurrency: int = limits.ENDPOINT_CONCURRENCY,
     ) -> Endpoint:
         figures = self._counters.endpoints[verb] = EndpointFigures()
+        held = verb in OF_TENANTS.get(self._service, ())
         return Endpoint(
             name=verb,
             subject=subjects.command(self._service, self._id, verb),
+            of_tenants=subjects.owned("*", self._service, self._id, verb) if held else "",
             respond=respond,
             metadata={"request": getattr(kind, "__name__", str(kind))},
             concurrency=concurrency,
@@ -187,14 +194,18 @@ class Intake:
             message = _request(delivery, kind)
         except DecodeRejected as error:
             return self._undecodable(delivery, error)
+        if subjects.tenant_of(delivery.subject):  # Its sender is a person, whatever it says.
+            message = msgspec.structs.replace(message, sender="", epoch=0)
         higher = self._fence.refuses(message)
         if higher:
             self._counters.fenced += 1
             return self._refuse(
                 f"fenced: {message.sender} commands with epoch {message.epoch}, but epoch {higher} "
                 "was heard: a newer instance has taken over",
-                code=CONFLICT,
+                higher_epoch=higher,
             )
+        if why := self._why_not(message):
+            return self._refuse(why, 1.0)
         return message
 
     async def _answered_later(self, token: int, waiting: _Waiting, json: bool) -> Answer:
@@ -221,10 +232,14 @@ class Intake:
             return Failed(payload, stamped.status, stamped.reason)
         return payload
 
-    def _refuse(self, why: str, retry_after_s: float = 0.0, code: int = 0) -> Refused:
+    def _refuse(self, why: str, retry_after_s: float = 0.0, higher_epoch: int = 0) -> Refused:
         self._counters.refused += 1
-        reason = f"{self._service} {self._id} {why}"
-        return Refused(reason=reason, retry_after_s=retry_after_s, code=code)
+        return Refused(
+            reason=f"{self._service} {self._id} {why}",
+            retry_after_s=retry_after_s,
+            code=CONFLICT if higher_epoch else 0,
+            higher_epoch=higher_epoch,
+        )
 
     def _undecodable(self, delivery: Delivery, error: DecodeRejected) -> Refused:
         self._counters.undecodable += 1

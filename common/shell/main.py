@@ -33,6 +33,7 @@ from slackwater.common.base.errors import (
     Retryable,
     SlackwaterError,
 )
+from slackwater.common.bus.access import Credentials, Tls
 from slackwater.common.shell import metrics
 from slackwater.common.shell.config import DEFAULT_METRICS_ADDRESS, DEFAULT_URL, load_config
 from slackwater.common.shell.definition import ServiceDefinition
@@ -95,8 +96,10 @@ async def _live(service: str, id: str, config: C, build: Build[C]) -> int:
         loop.add_signal_handler(signum, stop.set)
     process = Process.live()
     url = _field(config, "url", DEFAULT_URL)
-    credentials = _field(config, "credentials", None)
-    async with live_world(url, f"{service}-{id}", credentials=credentials) as world:
+    credentials: Credentials = _field(config, "credentials", Credentials())
+    credentials = credentials.trusting(_field(config, "tls", Tls()))
+    name, replicas = f"{service}-{id}", _field(config, "replicas", 1)
+    async with live_world(url, name, credentials=credentials, replicas=replicas) as world:
         made = build(config, world)
         definition = await made if inspect.isawaitable(made) else made
         shell = Shell(definition, world, stop, process)

@@ -9,6 +9,8 @@ it anew, and it rebuilds from its buckets. The same code runs live and in a simu
 
 import asyncio
 from collections.abc import Coroutine, Iterator, Mapping
+from functools import partial
+from math import inf
 from typing import Any
 
 import msgspec
@@ -26,7 +28,7 @@ from slackwater.common.base.effects import (
     Requested,
     Stop,
 )
-from slackwater.common.base.errors import Breached, Rejected, Retryable
+from slackwater.common.base.errors import Breached, Deposed, Rejected, Retryable
 from slackwater.common.base.failpoints import failpoint
 from slackwater.common.base.retry import retry
 from slackwater.common.bus.base import Subscription
@@ -40,9 +42,10 @@ from slackwater.common.shell.facts import Introspection
 from slackwater.common.shell.fencing import sender_name
 from slackwater.common.shell.persister import BucketWriter
 from slackwater.common.shell.process import Process
-from slackwater.common.shell.recovery import Recovery, recover
+from slackwater.common.shell.recovery import Recovery, raise_epoch, recover
 from slackwater.common.shell.requester import Requester
 from slackwater.common.shell.steps import Steps
+from slackwater.common.shell.store_health import BUS_STATES, StoreHealth
 from slackwater.common.shell.world import World
 from slackwater.common.store.base import Lease
 from slackwater.schemas import subjects
@@ -86,6 +89,9 @@ class Shell:
         self._writers: dict[str, BucketWriter] = {}
         self._subscriptions: list[Subscription] = []
         self._lease: Lease | None = None
+        self._leads_until_s = inf
+        """Until then nobody else can have the lease."""
+        self._recovery: Recovery | None = None
         self._damaged: Mapping[str, frozenset[str]] = {}
         """Bucket -> keys whose records could not be read."""
         service, clock, counters = definition.service, world.clock, self.counters
@@ -98,20 +104,20 @@ class Shell:
         self._spawn = self._runner.tasks.spawn
         self._breaches = Breaches(self._sender, clock, lambda: self._epoch)
         self._steps = Steps(
-            service,
-            definition.core,
-            clock,
-            counters,
-            self._breaches,
-            self._runner.perform,
-            self._publish,
-            self.fail,
-        )
+            service, definition.core, clock, counters, self._breaches, self._runner.perform,
+            self._publish, self.fail,
+        )  # fmt: skip
         self._steps.breached = self._breached
-        self._intake = Intake(service, definition.id, clock, counters, self._steps, self.stamp)
-        self._requester = Requester(
-            service, world.bus, clock, world.rng, counters, self.stamp, self.post, self._spawn
+        self._store = StoreHealth(clock, self._writers)
+        self._steps.doubtful = self._store.away
+        self._steps.reads = definition.reads
+        self._intake = Intake(
+            service, definition.id, clock, counters, self._steps, self.stamp, self._why_not
         )
+        self._requester = Requester(
+            service, world.bus, clock, world.rng, counters, self.stamp, self.post, self._spawn,
+            self._note_fenced,
+        )  # fmt: skip
         self._facts = Introspection(
             definition,
             process,
@@ -143,6 +149,36 @@ class Shell:
 
     def count(self, name: str, by: int = 1) -> None:
         self.counters.count(name, by)
+
+    def _why_not(self, message: Message) -> str:
+        """Say why a request cannot be taken at present; empty: it can."""
+        definition = self.definition
+        if self._world.clock.now_s() >= self._leads_until_s:
+            return "may not lead any more: its lease was not renewed in time"
+        kind = type(message)
+        if kind in definition.reads or not definition.buckets:
+            return ""
+        return self._store.why_not(full=kind in definition.adds)
+
+    def _note_fenced(self, epoch: int) -> None:
+        """A command was refused for a higher epoch of this service. Either another instance has
+        taken over, or the store that tells the epochs was emptied or is an older copy."""
+        if not self._intake.draining:
+            self._intake.draining = True
+            self._spawn(self._end_fenced(epoch), "fenced")
+
+    async def _end_fenced(self, epoch: int) -> None:
+        """Let the next life have a higher epoch than that, if this one still owns its buckets."""
+        self._steps.halt()
+        assert self._recovery is not None
+        try:
+            await raise_epoch(self._recovery, self._sender, epoch, self._world.clock)
+        except (Retryable, Rejected) as error:
+            _log.warning("epoch.not-raised", epoch=epoch, reason=str(error))
+        raise Deposed(
+            f"{self._sender} has epoch {self._epoch}, and {epoch} was heard: another instance has "
+            "taken over, or the store is an older copy; it starts anew with a higher one"
+        )
 
     def fail(self, error: BaseException) -> None:
         if not self._failure.done():
@@ -205,15 +241,16 @@ class Shell:
         definition, world = self.definition, self._world
         self._beat_watchdog()
         if definition.lease:
-            owner = f"{definition.service}-{definition.instance or definition.id}"
-            self._lease = await leadership.acquire(
+            instance = f"{definition.service}-{definition.instance or definition.id}"
+            self._lease, self._leads_until_s = await leadership.acquire(
                 world.store,
                 definition.lease,
-                owner,
+                self.process.life(instance),
                 world.clock,
                 world.rng,
                 limits.LEASE_S,
                 lambda: self.process.notify.ready("standby"),
+                partial(self.process.follows, instance),
             )
             self._spawn(self._keep_lease(self._lease), "lease")
         failpoint(f"{definition.service}.epoch.before")
@@ -221,6 +258,7 @@ class Shell:
             self._recover, budget_s=limits.STORE_RETRY_S, rng=world.rng, clock=world.clock
         )
         failpoint(f"{definition.service}.epoch.after")
+        self._recovery = recovery
         self._epoch = recovery.epoch
         self._damaged = recovery.damaged
         await self._breaches.load(world.store)
@@ -244,6 +282,8 @@ class Shell:
             self._subscriptions.append(
                 await world.bus.subscribe(pattern, self._intake.subscriber(kind))
             )
+        if definition.buckets:
+            await world.bus.subscribe(BUS_STATES, self._store.hear)
         usual = limits.ENDPOINT_CONCURRENCY
         own = [
             self._intake.endpoint(verb, kind, definition.concurrency.get(verb, usual))
@@ -268,7 +308,11 @@ class Shell:
         )
 
     async def _keep_lease(self, lease: Lease) -> None:
-        await leadership.keep(lease, self.definition.lease, self._world.clock, limits.LEASE_S)
+        def held(until_s: float) -> None:
+            self._leads_until_s = until_s
+
+        key = self.definition.lease
+        await leadership.keep(lease, key, self._world.clock, limits.LEASE_S, held)
 
     async def _forever(self) -> None:
         await asyncio.get_running_loop().create_future()
@@ -299,6 +343,8 @@ class Shell:
     async def _close(self) -> None:
         """Leave nothing running, whatever happened before."""
         self._intake.draining = True
+        if self._failed_by() is not None:  # Others may serve: no request comes here any more.
+            await self._stop_serving()
         self.stopping.set()
         self._steps.halt()
         self._intake.refuse_all(f"{self._sender} ended")
@@ -313,6 +359,13 @@ class Shell:
             await self._leave_bus()
             if not self._failure.done():
                 self._failure.cancel()
+
+    async def _stop_serving(self) -> None:
+        try:
+            async with asyncio.timeout(limits.DRAIN_S / 8):
+                await self._world.bus.stop_serving()
+        except (Retryable, TimeoutError) as error:
+            _log.warning("close.still-serving", reason=str(error))
 
     async def _leave_bus(self) -> None:
         try:
@@ -417,7 +470,7 @@ class Shell:
         }
 
     def _doubts(self) -> str:
-        doubts = [writer.in_doubt for writer in self._writers.values() if writer.in_doubt]
+        doubts = self._store.doubts()
         for bucket, keys in self._damaged.items():
             named = ", ".join(sorted(keys)[:10])
             doubts.append(f"bucket {bucket}: {len(keys)} records are damaged, set aside: {named}")

@@ -141,6 +141,7 @@ from slackwater.services.master.keys import (
 from slackwater.services.master.pool import BUCKET as NODES_BUCKET
 from slackwater.services.master.snapshot import Durations
 from slackwater.services.master.state import JOBS_BUCKET, State, tenants
+from slackwater.services.master.tenancy import held_to
 from slackwater.services.master.usage import USAGE_BUCKET
 
 
@@ -189,7 +190,7 @@ class Master:
         self.state.now_s = now_s
         match event:
             case Requested():
-                self._handlers[type(event.message)](event.token, event.message, now_s)
+                self._requested(event, now_s)
             case Observed():
                 self._observe(event, now_s)
             case Answered(key=key, message=message):
@@ -218,6 +219,15 @@ class Master:
         if dispatch.dispatch(self.state, now_s):
             gpu_policy.remember(self.state)
         return self.state.out
+
+    def _requested(self, event: Requested, now_s: float) -> None:
+        message = event.message
+        if event.tenant:
+            message = held_to(self.state, event.tenant, message)
+        if isinstance(message, Refused):
+            self.state.reply(event.token, message)
+        else:
+            self._handlers[type(message)](event.token, message, now_s)
 
     def _answer(self, decide: Callable[..., Message]) -> Any:
         def handle(token: int, message: Message, now_s: float) -> None:

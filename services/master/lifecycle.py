@@ -213,6 +213,7 @@ def _start(job: Job, node: NodeId, ranks: tuple[int, ...]) -> StartWorkers:
         env=launch_environment(job.spec),
         pack=spec.code,
         venv=spec.venv,
+        tenant=spec.tenant,
     )
 
 

@@ -100,6 +100,9 @@ ENDPOINTS: Final[dict[str, type[Message]]] = {
     "set-policy": SetPolicy,
     "nodes": ListNodes,
 }
+READS: Final[frozenset[type[Message]]] = frozenset(
+    (GetJob, ListJobs, ListAggregators, ListTenants, ListNodes, GetUsage, GetPolicy, AskSize)
+)
 
 
 def definition(
@@ -125,6 +128,8 @@ def definition(
         },
         endpoints=ENDPOINTS,
         concurrency={"submit": ADMISSIONS_MAX},
+        reads=READS,
+        adds=frozenset((SubmitJob, RerunJob)),
         subscriptions={
             subjects.telemetries("aggregator", what="heartbeat"): AggregatorHeartbeat,
             subjects.telemetries("worker", what="heartbeat"): WorkerHeartbeat,

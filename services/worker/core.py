@@ -42,7 +42,7 @@ from slackwater.schemas.base import (
     Refused,
 )
 from slackwater.schemas.hangs import LookAtRank
-from slackwater.schemas.logs import ReadLog
+from slackwater.schemas.logs import ReadLog, no_log
 from slackwater.schemas.workers import (
     Prepared,
     PrepareWorkers,
@@ -123,8 +123,8 @@ class WorkerCore:
                 return self._start(token, message, now_s)
             case Requested(token=token, message=StopWorkers() as message):
                 return self._told_to_stop(token, message, now_s)
-            case Requested(token=token, message=ReadLog() as message):
-                return [self._read(token, message)]
+            case Requested(token=token, message=ReadLog() as message, tenant=tenant):
+                return [self._read(token, message, tenant)]
             case Requested(token=token, message=LookAtRank() as message):
                 return [self._look_at(token, message)]
             case RankSeen(token=token, looked=looked):
@@ -350,15 +350,14 @@ class WorkerCore:
         if kept is not None and kept.attempt <= last:
             del self._reserved[job]
 
-    def _read(self, token: int, message: ReadLog) -> Effect:
+    def _read(self, token: int, message: ReadLog, tenant: str) -> Effect:
         if not self._ready:
             reason = "the worker service is still reading what runs here"
             return Reply(token, Refused(reason=reason, retry_after_s=limits.RETRY_WAIT_S_MIN))
         rank = self._ranks.get((JobId(message.job), message.rank))
         if rank is None:
-            reason = f"{self._node} has no log of job {message.job}, rank {message.rank}"
-            return Reply(token, Refused(reason=reason))
-        return ReadRankLog(token, message, rank.attempt, rank.over, rank.code)
+            return Reply(token, Refused(reason=no_log(self._node, message)))
+        return ReadRankLog(token, message, tenant, rank.attempt, rank.over, rank.code)
 
     def _look_at(self, token: int, message: LookAtRank) -> Effect:
         rank = self._ranks.get((JobId(message.job), message.rank))

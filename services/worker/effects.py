@@ -31,6 +31,7 @@ class RunRank(Action):
     rendezvous: str = ""
     pack: str = ""
     venv: str = ""
+    tenant: str = ""
     together: bool = False
     """All ranks of the job, which has no GPUs, begin on this node: they meet here."""
 
@@ -90,6 +91,8 @@ class ReadRankLog(Action):
 
     token: int
     asked: ReadLog
+    tenant: str
+    """Read it only if it is of this tenant's job; empty: anyone's."""
     attempt: int
     over: bool
     code: int

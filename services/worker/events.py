@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from slackwater.common.base.effects import ShellEvent
-from slackwater.schemas.base import JobId
+from slackwater.schemas.base import JobId, Refused
 from slackwater.schemas.gpus import NodeAllocation
 from slackwater.schemas.hangs import RankLooked
 from slackwater.schemas.logs import LogPiece
@@ -34,6 +34,7 @@ class Found:
     rendezvous: str = ""
     pack: str = ""
     venv: str = ""
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ class LogRead:
     """A piece of a rank's log has been read for a request."""
 
     token: int
-    piece: LogPiece
+    piece: LogPiece | Refused
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Final
 
 from slackwater.common.base import limits
-from slackwater.schemas.logs import LogPiece, ReadLog
+from slackwater.schemas.base import NOT_FOUND, Refused
+from slackwater.schemas.logs import LogPiece, ReadLog, no_log
 from slackwater.services.worker.effects import ReadRankLog
 from slackwater.services.worker.events import LogRead
 from slackwater.services.worker.processes import RankFiles
@@ -17,14 +18,16 @@ _LOOK_S: Final = 0.05
 class LogReader:
     """Handles the core's `ReadRankLog`."""
 
-    def __init__(self, state_dir: Path) -> None:
-        self._state_dir = state_dir
+    def __init__(self, node: str, state_dir: Path) -> None:
+        self._node, self._state_dir = node, state_dir
         self.stopping = asyncio.Event()
 
     async def read(self, effect: ReadRankLog) -> LogRead:
         asked, over, code = effect.asked, effect.over, effect.code
         loop = asyncio.get_running_loop()
         files = RankFiles(self._state_dir, asked.job, asked.rank, effect.attempt)
+        if effect.tenant and files.intent().tenant != effect.tenant:
+            return LogRead(effect.token, Refused(reason=no_log(self._node, asked), code=NOT_FOUND))
         offset = files.log.tail(asked.tail) if asked.offset is None else asked.offset
         until_s = loop.time() + min(asked.wait_s, limits.LOG_WAIT_S)
         while True:

@@ -86,6 +86,7 @@ class Intent(msgspec.Struct, frozen=True, kw_only=True):
     """The account that the program runs under; 0: the service's."""
     pack: str = ""
     venv: str = ""
+    tenant: str = ""
 
     @classmethod
     def of(cls, effect: RunRank, folder: str) -> "Intent":
@@ -94,7 +95,7 @@ class Intent(msgspec.Struct, frozen=True, kw_only=True):
             job=effect.job, rank=effect.rank, workers=effect.workers, program=effect.program,
             attempt=effect.attempt, folder=folder, gpu_ids=effect.gpu_ids,
             allocation=effect.allocation, env=effect.env, rendezvous=effect.rendezvous,
-            pack=effect.pack, venv=effect.venv,
+            pack=effect.pack, venv=effect.venv, tenant=effect.tenant,
         )  # fmt: skip
 
 
@@ -326,6 +327,7 @@ class RankFiles:
                 job, self.rank, "intended", intent.workers, intent.program, attempt=attempt,
                 folder=intent.folder, gpu_ids=intent.gpu_ids, allocation=intent.allocation,
                 env=intent.env, rendezvous=intent.rendezvous, pack=intent.pack, venv=intent.venv,
+                tenant=intent.tenant,
             )  # fmt: skip
         if identity is not None and identity.alive():
             return Found(

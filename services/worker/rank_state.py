@@ -51,5 +51,5 @@ def run(rank: Rank, asked: StartWorkers | Found) -> RunRank:
     return RunRank(
         rank.job, rank.rank, rank.attempt, asked.workers, asked.program, asked.folder,
         rank.gpu_ids, asked.allocation, asked.env, asked.rendezvous, asked.pack, asked.venv,
-        together,
+        asked.tenant, together,
     )  # fmt: skip

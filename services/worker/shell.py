@@ -445,7 +445,7 @@ def definition(config: WorkerConfig, world: World) -> ServiceDefinition:
     processes = Processes(config, inventory, world.bus, objects=world.objects)
     cores = config.cores or float(len(os.sched_getaffinity(0)))
     memory_bytes = config.memory_bytes or cgroup.memory_bytes()
-    logs = LogReader(Path(config.state_dir))
+    logs = LogReader(node, Path(config.state_dir))
 
     async def opened(port: Port) -> None:
         logs.stopping = port.stopping

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from tests.sim.grants import hold_to
 
 from slackwater.common.embedded.notify import FdStore
 from slackwater.common.shell import run_service
@@ -148,6 +149,7 @@ class Lender:
         checked(core, lambda: check_invariants(core.slabs, core.sessions))
         process = Process(notify=self._notify, stored=stored)
         world = self.system.sim.client(f"slabd-{self.id}-{self.life}")
+        hold_to(world, "slabd", self.id)
         self._task = asyncio.ensure_future(
             run_service(self.slabd.definition(), world, self._stop, process)
         )

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from tests.sim.grants import hold_to
 
 from slackwater.common.base import failpoints
 from slackwater.common.base.errors import Retryable
@@ -130,6 +131,7 @@ class Lives:
         notify = Store(kept)
         process = Process(notify=notify, stored=tuple((name, os.dup(fd)) for name, fd in kept.held))
         world = self.sim.client(f"aggregator-{id}")
+        hold_to(world, "aggregator", id)
         aggregator = Aggregator(
             AggregatorConfig(id=id, cluster_token="c", cpu_share=self.cpu_share),
             world,

@@ -5,6 +5,8 @@ import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
+from tests.sim.grants import hold_to
+
 from slackwater.common.base.errors import Retryable
 from slackwater.common.shell import ServiceDefinition, run_service
 from slackwater.common.shell.world import SimWorld, World
@@ -55,6 +57,7 @@ class Services:
     async def _live(self, name: str, world: World, stop: asyncio.Event) -> None:
         while True:
             made = self.definitions[name](world)
+            hold_to(world, made.service, made.id)
             if isinstance(made.core, Controller):
                 self.controllers[name] = made.core
             if isinstance(made.core, Master):

@@ -281,7 +281,7 @@ class Worker:
                 err.print(f"{self._away()}; waiting for it", markup=False)
 
     def _subject(self) -> str:
-        return subjects.command("worker", self._id, "log")
+        return self._client.subject("worker", self._id, "log")
 
     def _away(self) -> Unavailable:
         return Unavailable(
@@ -314,7 +314,7 @@ class Worker:
 async def last_lines(client: Client, record: JobRecord, rank: int, count: int) -> list[str]:
     """Return the last lines of a rank's log; none where its machine does not answer at once."""
     asked = ReadLog(job=record.spec.id, rank=rank, tail=count)
-    subject = subjects.command("worker", place_of(record, rank) or "", "log")
+    subject = client.subject("worker", place_of(record, rank) or "", "log")
     try:
         raw = await client.bus.request(subject, codec.encode(asked), timeout_s=GLANCE_S)
     except Retryable:

@@ -19,6 +19,7 @@ from slackwater.common.base.private_files import write_private
 from slackwater.common.bus import local_clusters
 from slackwater.common.bus.access import DEFAULT_CLUSTER, address_file
 from slackwater.common.bus.local_clusters import Listed
+from slackwater.common.bus.users import OPERATOR, TENANT
 from slackwater.common.embedded import (
     ClusterOptions,
     EmbeddedCluster,
@@ -167,6 +168,15 @@ _Metrics = Annotated[
         help="Serve the services' metrics on this loopback port and those after it; 0: not at all.",
     ),
 ]
+_Users = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--user",
+        metavar="NAME",
+        help="Let this user in, too: tenant-T submits and follows the jobs of tenant T, operator-N "
+        "does all that operators do. Repeat it for others.",
+    ),
+]
 
 
 def up(
@@ -191,15 +201,14 @@ def up(
     state_dir: _StateDir = None,
     log_level: Annotated[str, typer.Option(help=f"Log {', '.join(LOG_LEVELS)}.")] = "info",
     metrics: _Metrics = 0,
+    user: _Users = None,
     json: Json = False,
 ) -> None:
     """Run a cluster on this machine until Ctrl-C; with --detach, until `slackwater down`."""
     with reported():
         name = named(name)
         count = aggregators if aggregators is not None else whole_cores(cpu_share)
-        log_dir = (
-            state_dir / "logs" if state_dir is not None else local_clusters.default_log_dir(name)
-        )
+        log_dir = state_dir / "logs" if state_dir else local_clusters.default_log_dir(name)
         options = ClusterOptions(
             controllers=controllers if controllers is not None else controllers_for(count),
             aggregators=count,
@@ -223,6 +232,7 @@ def up(
             log_level=_log_level(log_level),
             port=port,
             metrics_port=metrics,
+            users=_users(user or []),
         )
         _check_name(name)
         if detach:
@@ -262,6 +272,13 @@ def _log_level(text: str) -> str:
     return text
 
 
+def _users(names: list[str]) -> tuple[str, ...]:
+    for each in names:
+        if not each.startswith((TENANT, f"{OPERATOR}-")) or not re.fullmatch(ID_PATTERN, each):
+            raise Rejected(f"--user {each!r}: give {TENANT}TENANT, or {OPERATOR}-NAME")
+    return tuple(dict.fromkeys(names))
+
+
 async def keep(options: ClusterOptions, name: str, json: bool) -> None:
     """Run until a signal comes, or until a part of the cluster is gone for good: then raise its
     reason. Raises KeyboardInterrupt when a signal came before it was ready, or a second one."""
@@ -280,6 +297,8 @@ async def keep(options: ClusterOptions, name: str, json: bool) -> None:
             async with EmbeddedCluster(options) as cluster:
                 stop.hurries = False
                 _list_metrics(cluster, name)
+                for user in options.users:
+                    listed.let_in(user, cluster.supervisor.url_of(user))
                 listed.reachable(cluster.url)
                 _tell(listed, cluster.supervisor)
                 announce(listed.entry, json)

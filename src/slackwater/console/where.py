@@ -16,7 +16,7 @@ import typer
 
 from slackwater.common.base.errors import Rejected, Unavailable
 from slackwater.common.bus import local_clusters
-from slackwater.common.bus.access import DEFAULT_CLUSTER, VARIABLES, Credentials
+from slackwater.common.bus.access import DEFAULT_CLUSTER, VARIABLES, Credentials, Identity
 from slackwater.console import usage
 
 CLUSTER = "SLACKWATER_CLUSTER"
@@ -123,6 +123,21 @@ def identify(
     nkey: Annotated[
         str, typer.Option(envvar=VARIABLES["nkey"], help="Use an nkey seed file of NATS.")
     ] = "",
+    ca: Annotated[
+        str,
+        typer.Option(
+            "--tlsca", envvar=VARIABLES["ca"], help="Trust the authorities in this file (PEM)."
+        ),
+    ] = "",
+    certificate: Annotated[
+        str,
+        typer.Option(
+            "--tlscert", envvar=VARIABLES["certificate"], help="Show the bus this certificate."
+        ),
+    ] = "",
+    key: Annotated[
+        str, typer.Option("--tlskey", envvar=VARIABLES["key"], help="The certificate's key.")
+    ] = "",
     cluster: Cluster = "",
     version: Annotated[
         bool,
@@ -134,7 +149,8 @@ def identify(
     """Take the options before a command: which cluster it talks to, and as whom, as the NATS CLI
     names it."""
     _cluster.set(cluster)
-    _identity.set(Credentials(user=user, password=password, token=token, creds=creds, nkey=nkey))
+    names = (user, password, token, creds, nkey, ca, certificate, key)
+    _identity.set(Identity.of(dict(zip(VARIABLES, names, strict=True))))
 
 
 def credentials() -> Credentials:

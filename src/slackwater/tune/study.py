@@ -20,7 +20,6 @@ from slackwater.common.base import codec, limits
 from slackwater.common.base.errors import ConfigRejected, Retryable
 from slackwater.common.shell.client import Client, connect
 from slackwater.common.shell.config import DEFAULT_URL
-from slackwater.schemas import subjects
 from slackwater.schemas.base import Refused
 from slackwater.schemas.job_states import TERMINAL_STATES
 from slackwater.schemas.jobs import JobRecord, JobSpec
@@ -128,7 +127,7 @@ async def _printed(client: Client, record: JobRecord, each: _Running) -> list[To
     found: list[Told] = []
     while True:
         asked = ReadLog(job=each.job, rank=0, offset=each.offset)
-        subject = subjects.command("worker", record.node, "log")
+        subject = client.subject("worker", record.node, "log")
         try:
             raw = await client.bus.request(subject, codec.encode(asked), timeout_s=READ_S)
         except Retryable:

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from slackwater.common.bus.access import VARIABLES, Credentials
+from slackwater.common.bus.access import VARIABLES, Credentials, Tls
 from slackwater.common.shell.config import DEFAULT_URL, ServiceConfig
 from slackwater.services.master.config import Tenant
 
@@ -103,7 +103,7 @@ def test_what_all_services_have() -> None:
         match field.name:
             case "id":
                 assert default == "see below"  # Each service's own.
-            case "credentials":
+            case "credentials" | "tls":
                 assert read(default) == {}
             case "url":
                 assert default == f"`{DEFAULT_URL}`"
@@ -122,6 +122,6 @@ def test_the_limits_of_a_tenant_are_told_by_name_with_their_defaults() -> None:
 
 def test_the_ways_to_be_known_to_the_bus_are_told_by_name() -> None:
     text = (ROOT / "docs/guide/operator.md").read_text()
-    for field in msgspec.structs.fields(Credentials):
+    for field in (*msgspec.structs.fields(Credentials), *msgspec.structs.fields(Tls)):
         assert f"`{field.name}`" in text
         assert f"`{VARIABLES[field.name]}`" in text

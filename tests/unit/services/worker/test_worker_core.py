@@ -214,10 +214,10 @@ def test_a_log_is_read_of_ranks_that_ran_here_and_of_no_others() -> None:
     worker.step(Requested(1, START), 1.0)
     asked = ReadLog(job="j1", rank=1, tail=10)
     (read,) = worker.step(Requested(2, asked), 1.0)
-    assert read == ReadRankLog(2, asked, attempt=0, over=False, code=0)
+    assert read == ReadRankLog(2, asked, "", attempt=0, over=False, code=0)
     worker.step(ProcessExited(J1, 1, 3, "why"), 2.0)
     (read,) = worker.step(Requested(3, asked), 2.0)
-    assert read == ReadRankLog(3, asked, attempt=0, over=True, code=3)
+    assert read == ReadRankLog(3, asked, "", attempt=0, over=True, code=3)
     piece = LogPiece(job="j1", rank=1, start=0, data=b"why\n", end=4, ended=True, code=3)
     assert worker.step(LogRead(3, piece), 2.0) == [Reply(3, piece)]
     refusal = worker.step(Requested(4, ReadLog(job="j2", rank=0)), 2.0)
