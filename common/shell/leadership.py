@@ -29,8 +29,8 @@ async def acquire(
     over: Over,
 ) -> tuple[Lease, float]:
     """Return once the lease is `owner`'s, with until when it holds; `standby` is called when it is
-    not so at once. `owner` names one life of an instance: a former one of which `over` knows that
-    it is no more hands its lease on at once, any other by its end."""
+    not so at once. `owner` names one life of an instance. The lease of a life that is `over` is
+    taken at once, any other's when it ends."""
     told = False
     while True:
         asked_s = clock.now_s()

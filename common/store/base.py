@@ -36,6 +36,7 @@ class Entry:
 
 
 Over = Callable[[str], bool]
+"""Says whether the owner of a lease has ended for good."""
 
 
 class Bucket(Protocol):
@@ -81,8 +82,8 @@ class Store(Protocol):
     async def lease(
         self, bucket: str, key: str, owner: str, ttl_s: float, over: "Over | None" = None
     ) -> "Lease | None":
-        """Take a key with a time to live if it is free, already `owner`'s, or that of an owner of
-        whom `over` says that it is no more; None: someone else holds it."""
+        """Take a key with a time to live if it is free, already `owner`'s, or its owner's life is
+        `over`; None: someone else holds it."""
         ...
 
 
@@ -99,6 +100,12 @@ class Lease(Protocol):
 
 def lease_value(owner: str) -> bytes:
     return codec.encode_record(LeaseRecord(owner=owner), epoch=0)
+
+
+def may_take(value: bytes, owner: str, over: Over | None) -> bool:
+    """Say whether `owner` may take a lease whose key holds `value`."""
+    holder = lease_owner(value)
+    return holder == owner or bool(holder and over is not None and over(holder))
 
 
 def lease_owner(value: bytes) -> str:

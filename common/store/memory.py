@@ -23,6 +23,7 @@ from slackwater.common.store.base import (
     SequenceConflict,
     lease_owner,
     lease_value,
+    may_take,
 )
 
 Fate = Literal["good", "lost", "unanswered"]
@@ -238,10 +239,9 @@ class MemoryLease:
     async def take(self, over: Over | None) -> bool:
         await asyncio.sleep(0)
         found = self._storage.stream(self._bucket).live(self._key)
-        if found is not None and found.value is not None and not self._is_ours(found):
-            owner = lease_owner(found.value)
-            if not owner or over is None or not over(owner):
-                return False
+        held = None if found is None else found.value
+        if held is not None and not may_take(held, self._owner, over):
+            return False
         return self._write()
 
     async def renew(self) -> bool:

@@ -34,6 +34,7 @@ from slackwater.common.store.base import (
     SequenceConflict,
     lease_owner,
     lease_value,
+    may_take,
 )
 from slackwater.common.store.jetstream import (
     EXPECTED_LAST,
@@ -275,12 +276,11 @@ class NatsLease:
         return self._owner
 
     async def take(self, over: Over | None) -> bool:
-        """True: the lease is ours. Takes it over from ourselves, and from who is no more."""
+        """Take the lease, if this owner may. True: it is ours."""
         found = await _get(self._bus, self._bucket, self._key)
-        if found is not None and found.value is not None and not self._is_ours(found.value):
-            owner = lease_owner(found.value)
-            if not owner or over is None or not over(owner):
-                return False
+        held = None if found is None else found.value
+        if held is not None and not may_take(held, self._owner, over):
+            return False
         self._sequence = 0 if found is None else found.sequence
         return await self._write(self._value, {_TTL: self._ttl})
 
