@@ -11,9 +11,8 @@ from slackwater.common.shell.definition import ServiceDefinition
 from slackwater.common.shell.endpoints import Intake
 from slackwater.common.shell.process import Process
 from slackwater.schemas.base import SCHEMA_VERSION, Message, Ok
+from slackwater.schemas.permissions import OWN_VERBS
 from slackwater.schemas.service import Drain, GetHealth, GetInfo, GetStats, Health, Info, Stats
-
-OWN_VERBS = ("health", "info", "stats", "drain")
 
 
 class Introspection:
