@@ -8,6 +8,7 @@ Run it with the Python version of the machines, on a machine of their kind.
 """
 
 import hashlib
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -20,6 +21,7 @@ LOCK = ROOT / "requirements.lock"
 
 def build(target: Path) -> int:
     """Write the tar; return pip's exit code."""
+    shutil.rmtree(ROOT / "build", ignore_errors=True)  # Modules that were removed since are in it.
     with tempfile.TemporaryDirectory(prefix="slackwater-wheels-") as name:
         folder = Path(name)
         pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
