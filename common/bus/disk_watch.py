@@ -100,7 +100,7 @@ class DiskWatch:
         be written then, while new jobs are refused."""
         path = self._store_dir / _RESERVE
         wanted = min(state.total_bytes // 50, _RESERVE_BYTES_MAX)
-        with contextlib.suppress(OSError):  # There is no room for it: so it is not held.
+        with contextlib.suppress(OSError):  # The disk lacks the room: nothing is held.
             if needed:
                 path.unlink(missing_ok=True)
             elif not path.exists() and state.free_bytes > state.reserve_bytes + wanted:

@@ -10,11 +10,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
+from tests.eventually import eventually
 
 from slackwater.common.base.errors import Retryable
 from slackwater.common.bus.server import NatsServer
@@ -23,8 +24,6 @@ from slackwater.common.shell.config import write_config
 from slackwater.schemas.jobs import JobSpec
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(180)]
-
-T = TypeVar("T")
 
 
 class Service:
@@ -106,17 +105,6 @@ async def lab(tmp_path: Path) -> AsyncIterator[Lab]:
     made = Lab(tmp_path)
     async with made.living():
         yield made
-
-
-async def eventually(ask: Callable[[], Awaitable[T]], within_s: float = 30.0) -> T:
-    until_s = time.monotonic() + within_s
-    while True:
-        try:
-            return await ask()
-        except Retryable:
-            if time.monotonic() > until_s:
-                raise
-            await asyncio.sleep(0.1)
 
 
 async def reads(client: Client, job: str, seconds: float) -> list[str]:

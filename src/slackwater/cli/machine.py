@@ -112,7 +112,9 @@ def announce(entry: LocalCluster, json: bool) -> None:
         f"cluster {entry.name} at [bold]{entry.url}[/bold], logs in {escape(entry.log_dir)}",
         soft_wrap=True,
     )
-    out.print(f"its address with the bus's token: {escape(entry.address_file)}", soft_wrap=True)
+    out.print(
+        f"its address with its owner's password: {escape(entry.address_file)}", soft_wrap=True
+    )
     chosen = "" if len(local_clusters.known()) == 1 else f" --cluster {entry.name}"
     for words in ("submit --id j1 --model vgg19", "top"):
         out.print(f"try: slackwater{chosen} {words}", markup=False, highlight=False)

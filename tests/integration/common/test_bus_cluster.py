@@ -4,12 +4,10 @@ import asyncio
 import json
 import shutil
 import subprocess
-import time
-from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
+from tests.eventually import eventually
 from tests.integration.common.bus_cluster import BusCluster
 
 from slackwater.common.base.errors import ConfigRejected, Retryable, Unavailable
@@ -20,19 +18,6 @@ from slackwater.common.store.base import Bucket
 from slackwater.common.store.nats import NatsStore
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(180)]
-
-T = TypeVar("T")
-
-
-async def eventually(ask: Callable[[], Awaitable[T]], within_s: float = 60.0) -> T:
-    until_s = time.monotonic() + within_s
-    while True:
-        try:
-            return await ask()
-        except Retryable:
-            if time.monotonic() > until_s:
-                raise
-            await asyncio.sleep(0.1)
 
 
 async def _append(bucket: Bucket, key: str) -> None:
