@@ -99,7 +99,8 @@ async def test_a_user_may_do_what_is_declared_and_nothing_else(
         for subject in everything:
             await bus.client.publish(subject, b"{}")
             await bus.client.subscribe(subject, cb=_ignored)
-        await bus.client.flush()
+        with pytest.raises(AccessRefused):  # The library's own flush may overtake what was sent.
+            await bus.flush()
     declared = {
         *(f"publish {each}" for each in everything if not permitted(grants.publish, each)),
         *(f"listen {each}" for each in everything if not permitted(grants.listen, each)),
@@ -130,7 +131,8 @@ async def test_nobody_hears_the_answers_to_another_user(server: NatsServer) -> N
     async with connected(server, "aggregator-a1") as bus, connected(server, "operator") as operator:
         for subject in (f"{operator._inbox}.>", "_INBOX.>", ">"):
             await bus.client.subscribe(subject, cb=_ignored)
-        await bus.client.flush()
+        with pytest.raises(AccessRefused):
+            await bus.flush()
         assert bus.counters.forbidden == 3
 
 
