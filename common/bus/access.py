@@ -17,6 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from slackwater.common.base.errors import ConfigRejected
+from slackwater.common.transport.tls import TlsEnds
 from slackwater.schemas.subjects import inbox_prefix
 
 VARIABLES = {
@@ -37,13 +38,14 @@ _SCHEMES = ("nats", "tls")
 
 
 class Tls(msgspec.Struct, kw_only=True, frozen=True):
-    """Files in PEM for encrypted connections. Any of them: a connection in clear text is refused,
-    as it is with a URL `tls://`."""
+    """Files in PEM for encrypted connections. Any of them: a bus in clear text is refused, as it is
+    with a URL `tls://`."""
 
     ca: str = ""
     """Certificates of the authorities to trust; empty: those of the system."""
     certificate: str = ""
-    """This client's own certificate, where servers ask for one; with `key`."""
+    """Our own certificate, with `key`: for servers that ask for one, and for those that connect
+    over tls."""
     key: str = ""
     """The private key of that certificate."""
 
@@ -73,6 +75,24 @@ class Tls(msgspec.Struct, kw_only=True, frozen=True):
                     f"{self.key!r} are not a certificate in PEM and its key: {error}"
                 ) from error
         return context
+
+    def ends(self) -> TlsEnds:
+        """Make contexts for connections between hosts: accept with `certificate`, connect where
+        `ca` says whom to trust. Raises ConfigRejected."""
+        connects = self.context()  # Its complaints name the file.
+        accepts = None
+        if self.certificate:
+            accepts = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            accepts.minimum_version = ssl.TLSVersion.TLSv1_3
+            accepts.num_tickets = 0
+            accepts.load_cert_chain(self.certificate, self.key, password=_no_passphrase)
+        return TlsEnds(accepts, connects if self.ca else None)
+
+
+def ends_of(credentials: "Credentials | None") -> TlsEnds | None:
+    """Return by which certificates somebody with these connects to other hosts; None: by none.
+    Raises ConfigRejected."""
+    return credentials.tls.ends() if isinstance(credentials, Identity) and credentials.tls else None
 
 
 def _no_passphrase() -> str:

@@ -222,6 +222,7 @@ class NatsServer:
             'ping_interval: "5s"',
             "jetstream {",
             f'  store_dir: "{self.state_dir}"',
+            "  max_file_store: 1TB",  # Else three quarters of what is free now: nothing, if full.
             "  sync_interval: always",
             "}",
         ]

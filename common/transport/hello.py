@@ -1,5 +1,7 @@
 """How a channel begins: what a hello must be, and what a failed connect means to the caller."""
 
+import ssl
+
 from slackwater.common.base import limits
 from slackwater.common.base.errors import (
     AccessRefused,
@@ -34,6 +36,8 @@ def connect_error(error: BaseException, address: str, deadline_s: float) -> Base
     match error:
         case TimeoutError():
             return DeadlineExceeded(f"{address} did not answer within {deadline_s:g} s")
+        case ssl.SSLError():
+            return Unavailable(f"{address} gives no encrypted connection: {_of_tls(error)}")
         case OSError():
             return Unavailable(f"nobody listens on {address}: {error}")
         case DecodeRejected():
@@ -42,3 +46,10 @@ def connect_error(error: BaseException, address: str, deadline_s: float) -> Base
             return AccessRefused(str(error))
         case _:
             return error
+
+
+def _of_tls(error: ssl.SSLError) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        said = error.verify_message.rstrip(".")
+        return f"{said}; is its authority in `ca`, and its host in its certificate?"
+    return f"{error}; does it speak tls there, and is its certificate valid?"

@@ -25,6 +25,8 @@ _FULL_WAIT_S: Final = 0.5
 OnGreeting = Callable[[Greeting, wire.Header, bytes], Awaitable[None]]
 PeerOf = Callable[[socket.socket, Any], Hashable]
 """The peer that a connection belongs to: by the socket, and the address that came with it."""
+Dress = Callable[[socket.socket], socket.socket]
+"""Sets options of a connection. Returns the socket on which the peer is heard. Raises OSError."""
 
 
 def by_host(_sock: socket.socket, address: Any) -> Hashable:
@@ -48,9 +50,11 @@ class Greeter:
         greet_s: float,
         passes_fds: bool,
         peer_of: PeerOf = by_host,
+        dress: Dress = lambda sock: sock,
     ) -> None:
         self._sock = sock
         self._peer_of = peer_of
+        self._dress = dress
         self._on_greeting = on_greeting
         self._greet_s = greet_s
         self._passes_fds = passes_fds
@@ -85,7 +89,12 @@ class Greeter:
         if len(self._greetings) >= limits.GREETINGS_MAX:
             self._drop_oldest()
         sock.setblocking(False)
-        greeting = Greeting(sock, passes_fds=self._passes_fds)
+        try:
+            dressed = self._dress(sock)
+        except OSError:  # It left already, or no descriptor is left, which the next accept says.
+            sock.close()
+            return
+        greeting = Greeting(dressed, passes_fds=self._passes_fds)
         task = self._tasks.spawn(self._greet(greeting))
         self._greetings[task] = greeting
         self._by_peer.setdefault(peer, {})[task] = None

@@ -18,26 +18,34 @@ from typing import Final
 from slackwater.common.base.errors import ConfigRejected, Retryable, SlackwaterError, Unavailable
 from slackwater.common.transport import gpu_cuda
 from slackwater.common.transport.base import Address, Channel, Fabric
-from slackwater.common.transport.host import host_identity, split_identity
+from slackwater.common.transport.host import elsewhere, host_identity, split_identity
 from slackwater.common.transport.region import Region
 from slackwater.common.transport.shm import ShmFabric
 from slackwater.common.transport.tcp import TcpFabric
+from slackwater.common.transport.tls import TlsEnds
 from slackwater.common.transport.verbs.device import Device, pick_port
 from slackwater.common.transport.verbs.fabric import VerbsFabric, VerbsTuning
 from slackwater.common.transport.verbs.library import why_not
 
-BEST_FIRST: Final = ("memory", "shm", "verbs", "tcp")
+BEST_FIRST: Final = ("memory", "shm", "verbs", "tls", "tcp")
 """`memory` exists only inside one process; a kind that is not named comes last."""
 
 
 def live_fabrics(
-    forced: str | None = None, *, rdma_device: str = "", job_accounts: Iterable[int] = ()
+    forced: str | None = None,
+    *,
+    rdma_device: str = "",
+    job_accounts: Iterable[int] = (),
+    tls: TlsEnds | None = None,
 ) -> dict[str, Fabric]:
     """The fabrics of this host, best first. `forced` is `--transport`, `rdma_device` as
-    VerbsTuning's, `job_accounts` may connect over shm too. Raises ConfigRejected."""
+    VerbsTuning's, `job_accounts` may connect over shm too, `tls` is by which certificates. Raises
+    ConfigRejected."""
     made: dict[str, Fabric] = {"shm": ShmFabric(allowed_uids=frozenset(job_accounts))}
     if not why_not():
         made["verbs"] = VerbsFabric(VerbsTuning(device=rdma_device))
+    if tls is not None:
+        made["tls"] = TcpFabric(tls=tls)
     made["tcp"] = TcpFabric()
     if forced is None:
         return made
@@ -118,9 +126,9 @@ def rank(kind: str) -> int:
 
 def _unreachable(address: Address, here: str) -> str:
     """Return why a shm address cannot be used from here; empty: it can."""
-    host, path = split_identity(address)
-    if host and host != here:
-        return f"{path} is on another host"
+    if why := elsewhere(address, here):
+        return why
+    _, path = split_identity(address)
     try:
         mode = os.stat(path).st_mode
     except OSError as error:

@@ -1,8 +1,12 @@
-"""A cap of bandwidth for what may take its time: the copy of a region to another host.
+"""A cap of bandwidth for what may take its time: copies of regions to other hosts, pages of remote
+memory that are put back.
 
 What is capped goes piece by piece, each when its turn has come, and all that shares one `Bandwidth`
 together keeps to its rate. Pushes and pulls have channels of their own and are never capped: they
-share the link with pieces that are short and far apart.
+share the link with pieces that are short and far apart. Where the host's link has a budget, the
+rate is what everything else on the link leaves of it (`Leftover`): gradients, reads of pages, and
+the other processes of this host that move in the background. So these need not know each other:
+what one of them takes is to the other what is not left.
 """
 
 import asyncio
@@ -10,6 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from slackwater.common.base.clock import Clock
+from slackwater.common.native.link import Link
 
 Pace = Callable[[int], Awaitable[None]]
 """Returns when so many bytes may be sent."""
@@ -20,20 +25,76 @@ PIECE_BYTES: Final = 256 * 1024
 PIECES: Final = 8
 """Pieces of one copy that are under way at once: a link that is slower than the cap is kept
 busy."""
+LOOK_S: Final = 0.2
+"""Seconds between two looks at what the link carries."""
+SETTLE_S: Final = 1.0
+"""Traffic comes in bursts: a change counts in full after about so long."""
+LEAST_PART: Final = 1 / 16
+"""The part of a budget that background work gets on a link that others fill, so that it ends."""
+
+
+class Leftover:
+    """Tells what a link's budget leaves, in bytes a second. `carried`: (bytes received, bytes sent)
+    by the link so far; the busier way counts. Pure but for that."""
+
+    def __init__(self, budget_bytes_s: float, carried: Callable[[], tuple[int, int]]) -> None:
+        assert budget_bytes_s > 0, budget_bytes_s
+        self._budget, self._carried = budget_bytes_s, carried
+        self._before: tuple[float, tuple[int, int]] | None = None
+        self._own_bytes = 0
+        self.others_bytes_s = 0.0
+        """Carried for everybody else, lately."""
+
+    def spent(self, nbytes: int) -> None:
+        """So many bytes more of the link's traffic are the asker's own."""
+        self._own_bytes += nbytes
+
+    def bytes_s(self, now_s: float) -> float:
+        """Return what is left now, LEAST_PART of the budget at least."""
+        if self._before is None:
+            self._before = now_s, self._carried()
+        since_s, before = self._before
+        span_s = now_s - since_s
+        if span_s >= LOOK_S:
+            carried = self._carried()
+            busier = max(new - old for new, old in zip(carried, before, strict=True))
+            others = max(0.0, busier - self._own_bytes) / span_s
+            self.others_bytes_s += (others - self.others_bytes_s) * min(1.0, span_s / SETTLE_S)
+            self._before, self._own_bytes = (now_s, carried), 0
+        return max(LEAST_PART * self._budget, self._budget - self.others_bytes_s)
+
+
+def leftover_of(link: Link | None) -> Leftover | None:
+    """Return what the link leaves; None: nothing is known of it."""
+    if link is None:
+        return None
+    return Leftover(link.budget_bytes_s, link.interface.carried_bytes)
 
 
 class Bandwidth:
     """First come, first served: each taker waits until those before it have had their time."""
 
-    def __init__(self, bytes_s: int, clock: Clock) -> None:
-        self._bytes_s, self._clock = bytes_s, clock
+    def __init__(self, bytes_s: float, clock: Clock, leftover: Leftover | None = None) -> None:
+        """`bytes_s`: the cap; 0: none but `leftover`."""
+        assert bytes_s > 0 or leftover is not None
+        self._bytes_s, self._clock, self._leftover = bytes_s or float("inf"), clock, leftover
         self._free_s = 0.0
+
+    def spend(self, nbytes: int, now_s: float) -> float:
+        """Take so many bytes, and return when the next may be sent. Idle time is not saved up."""
+        rate = self._bytes_s
+        if self._leftover is not None:
+            rate = min(rate, self._leftover.bytes_s(now_s))
+            self._leftover.spent(nbytes)
+        self._free_s = max(self._free_s, now_s) + nbytes / rate
+        return self._free_s
 
     async def take(self, nbytes: int) -> None:
         """Over any span the bytes taken are at most its seconds times the rate, and one piece. A
         taker that is cancelled has taken."""
-        at_s = max(self._clock.now_s(), self._free_s)
-        self._free_s = at_s + nbytes / self._bytes_s
+        now_s = self._clock.now_s()
+        at_s = max(now_s, self._free_s)
+        self.spend(nbytes, now_s)
         await self._clock.sleep_until(at_s)
 
 

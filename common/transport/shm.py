@@ -49,7 +49,7 @@ from slackwater.common.transport.copying import copy
 from slackwater.common.transport.gpu import Device, DeviceRegion, Loan, body_of, borrow
 from slackwater.common.transport.gpu_remote import RemoteBody
 from slackwater.common.transport.hello import check_hello, check_hello_size, connect_error
-from slackwater.common.transport.host import host_identity, split_identity
+from slackwater.common.transport.host import elsewhere, host_identity, identified, split_identity
 from slackwater.common.transport.listeners import Accepted, Greeter
 from slackwater.common.transport.mapping import Mapping
 from slackwater.common.transport.pacing import Pace, Parts
@@ -361,13 +361,13 @@ class ShmChannel(SocketChannel):
 
 class ShmListener:
     def __init__(self, path: str, host: str, door: Greeter, accepted: Accepted, inode: int) -> None:
-        self._path, self._host = path, host
+        self._path, self._address = path, identified(path, host)
         self._door, self._accepted, self._inode = door, accepted, inode
 
     @property
     def address(self) -> Address:
-        """The path, and the host on which it means something: `<host>!/run/.../a.sock`."""
-        return f"{self._host}!{self._path}"
+        """The path, and where it means something: `<host>@<folder>!/run/.../a.sock`."""
+        return self._address
 
     async def close(self) -> None:
         await self._door.close()
@@ -438,9 +438,9 @@ class ShmFabric:
         deadline_s: float,
         on_handover: OnHandover | None = None,
     ) -> Channel:
-        host, path = split_identity(address)
-        if host and host != self._host:
-            raise Unavailable(f"{path} is on another host: connect to one of its other addresses")
+        _, path = split_identity(address)
+        if why := elsewhere(address, self._host):
+            raise Unavailable(f"{why}: connect to one of its other addresses")
         check_hello_size(hello)
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         sock.setblocking(False)

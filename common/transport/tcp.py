@@ -1,8 +1,10 @@
-"""The transport between hosts: one control stream and several data streams per channel.
+"""The transports between hosts, tcp and tls: one control stream and several data streams per
+channel.
 
 A channel begins with a HELLO on its control stream; the answer carries a session, a secret by which
 data streams join and broken streams come back. Bulk bytes go from the caller's buffer into the
-peer's registered region with no copy of ours between (sendmsg, recv_into).
+peer's registered region with no copy of ours between (sendmsg, recv_into). Over tls each of the
+streams is an encrypted connection (tls.py).
 """
 
 import asyncio
@@ -10,6 +12,7 @@ import contextlib
 import importlib
 import secrets
 import socket
+import ssl
 import threading
 from concurrent.futures import Future
 from functools import cache
@@ -31,6 +34,7 @@ from slackwater.common.transport.listeners import BACKLOG, Accepted, Greeter
 from slackwater.common.transport.region import Region
 from slackwater.common.transport.stream import Greeting, Stream
 from slackwater.common.transport.tcp_channel import CONTROL, TcpChannel, TcpTuning
+from slackwater.common.transport.tls import TlsEnds, accepting, connecting
 
 SESSION_BYTES: Final = 32
 _COMPILED: Final = (
@@ -86,15 +90,18 @@ def _loading() -> "Future[None]":
     return loaded
 
 
-async def dial(address: Address, first: bytes, stall_s: float) -> Greeting:
-    """A new connection on which `first` was sent. Raises OSError."""
-    found = await resolve(*split_address(address))
+async def dial(
+    address: Address, first: bytes, stall_s: float, tls: ssl.SSLContext | None = None
+) -> Greeting:
+    """A new connection on which `first` was sent, encrypted with `tls`. Raises OSError."""
+    host, port = split_address(address)
+    found = await resolve(host, port)
     for number, (family, where) in enumerate(found, 1):
         sock = socket.socket(family, socket.SOCK_STREAM)
         try:
             tune(sock, stall_s)
             await asyncio.get_running_loop().sock_connect(sock, where)
-            greeting = Greeting(sock)
+            greeting = Greeting(sock if tls is None else await connecting(tls, sock, host))
         except BaseException as error:
             sock.close()
             if isinstance(error, OSError) and number < len(found):
@@ -116,11 +123,11 @@ async def resolve(host: str, port: int) -> list[tuple[int, Any]]:
 
 
 async def _introduce(
-    address: Address, first: bytes, stall_s: float
+    address: Address, first: bytes, stall_s: float, tls: ssl.SSLContext | None
 ) -> tuple[Stream, wire.Header, bytes]:
     """Dial, and wait for the WELCOME. Raises OSError, Unavailable, or what the peer refused with;
     the caller sets a deadline."""
-    greeting = await dial(address, first, stall_s)
+    greeting = await dial(address, first, stall_s, tls)
     try:
         header, body = await greeting.first_record()
         if header.kind == wire.REFUSED:
@@ -168,7 +175,6 @@ class _Sessions:
 
     async def greet(self, greeting: Greeting, header: wire.Header, body: bytes) -> None:
         stream = greeting.stream
-        tune(stream.sock, self._tuning.stall_s)
         match header.kind:
             case wire.JOIN:
                 channel = self._find(body)
@@ -218,10 +224,12 @@ class _Sessions:
 
 
 class TcpFabric:
-    kind = "tcp"
+    """Connections in clear text; with `tls`, encrypted ones, another kind."""
 
-    def __init__(self, tuning: TcpTuning | None = None) -> None:
+    def __init__(self, tuning: TcpTuning | None = None, tls: TlsEnds | None = None) -> None:
+        self.kind = "tcp" if tls is None else "tls"
         self._tuning = tuning or TcpTuning()
+        self._tls = tls
 
     async def listen(
         self,
@@ -233,6 +241,9 @@ class TcpFabric:
     ) -> TcpListener:
         """Raises ConfigRejected when the address cannot be used."""
         host, port = split_address(address)
+        accepts = self._tls.accepts if self._tls is not None else None
+        if self._tls is not None and accepts is None:
+            raise ConfigRejected(f"{address}: tls needs this host's certificate and key in [tls]")
         try:
             [(family, where), *_] = await resolve(host, port)
             sock = socket.create_server(where[:2], family=family, backlog=BACKLOG)
@@ -241,7 +252,15 @@ class TcpFabric:
         sock.setblocking(False)
         accepted = Accepted(accept, on_channel)
         sessions = _Sessions(accepted, on_handover, on_prepare, self._tuning)
-        door = Greeter(sock, sessions.greet, greet_s=self._tuning.greet_s, passes_fds=False)
+        stall_s = self._tuning.stall_s
+
+        def dress(connection: socket.socket) -> socket.socket:
+            tune(connection, stall_s)
+            return connection if accepts is None else accepting(accepts, connection)
+
+        door = Greeter(
+            sock, sessions.greet, greet_s=self._tuning.greet_s, passes_fds=False, dress=dress
+        )
         name = f"[{host}]" if ":" in host else host
         return TcpListener(door, accepted, sessions, f"{name}:{sock.getsockname()[1]}")
 
@@ -273,9 +292,9 @@ class TcpFabric:
     async def _begin(
         self, address: Address, hello: bytes, on_handover: OnHandover | None
     ) -> TcpChannel:
-        tuning = self._tuning
+        tuning, tls = self._tuning, self._connects()
         first = wire.pack(wire.HELLO, handle=wire.VERSION, offset=tuning.streams, body=hello)
-        stream, header, session = await _introduce(address, first, tuning.stall_s)
+        stream, header, session = await _introduce(address, first, tuning.stall_s, tls)
         if not 1 <= header.offset <= limits.STREAMS_MAX:
             stream.close()
             raise Unavailable(f"{address} offers {header.offset} streams")
@@ -285,7 +304,7 @@ class TcpFabric:
                 first = wire.pack(wire.RESUME, number=received, body=session)
             else:
                 first = wire.pack(wire.JOIN, handle=index, body=session)
-            stream, header, _ = await _introduce(address, first, tuning.stall_s)
+            stream, header, _ = await _introduce(address, first, tuning.stall_s, tls)
             return stream, header
 
         channel = TcpChannel(hello, session, on_handover, tuning, header.offset, redial)
@@ -294,5 +313,13 @@ class TcpFabric:
 
     async def _join(self, address: Address, channel: TcpChannel, index: int) -> None:
         first = wire.pack(wire.JOIN, handle=index, body=channel.session)
-        stream, _, _ = await _introduce(address, first, self._tuning.stall_s)
+        stream, _, _ = await _introduce(address, first, self._tuning.stall_s, self._connects())
         channel.attach_data(stream, index)
+
+    def _connects(self) -> ssl.SSLContext | None:
+        """Raises ConfigRejected."""
+        if self._tls is None:
+            return None
+        if self._tls.connects is None:
+            raise ConfigRejected("tls: this side has no authority to trust; give `ca` in [tls]")
+        return self._tls.connects

@@ -5,7 +5,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from slackwater.common.base import limits
-from slackwater.common.shell.config import ServiceConfig
+from slackwater.common.shell.config import SharedSecret
 from slackwater.schemas.base import IdText
 
 Bytes = Annotated[int, msgspec.Meta(ge=0)]
@@ -13,7 +13,7 @@ _PAGE: Final = 4096
 Deadline = Annotated[float, msgspec.Meta(gt=0.0, le=60.0)]
 
 
-class SlabdConfig(ServiceConfig, kw_only=True, frozen=True):
+class SlabdConfig(SharedSecret, kw_only=True, frozen=True):
     """Fields with unit, default and meaning."""
 
     id: IdText = "s1"
@@ -51,10 +51,10 @@ class SlabdConfig(ServiceConfig, kw_only=True, frozen=True):
     """Unix socket for devices of this host; empty: `slabs.sock` in `state_dir`."""
     tcp_address: str = ""
     """host:port for devices of other hosts (port 0: any free one); empty: none."""
-    transport: Literal["", "shm", "tcp", "verbs"] = ""
+    tls_address: str = ""
+    """The same, encrypted, with the `certificate` and `key` of `[tls]`; empty: none."""
+    transport: Literal["", "shm", "tls", "tcp", "verbs"] = ""
     """Use this kind alone; empty: every kind that the host has."""
-    cluster_token: str = ""
-    """The secret that devices show. Required with `tcp_address`."""
 
     def faults(self) -> list[str]:
         found = []
@@ -62,11 +62,14 @@ class SlabdConfig(ServiceConfig, kw_only=True, frozen=True):
             found.append(f"slab_bytes {self.slab_bytes}: give a multiple of {_PAGE}")
         if self.transport in ("", "shm") and not self.shm_path and not self.state_dir:
             found.append("set shm_path, or state_dir for its socket")
-        if self.tcp_address and self.transport != "shm" and not self.cluster_token:
+        named = [kind for kind in ("tcp", "tls") if getattr(self, f"{kind}_address")]
+        if named and self.transport != "shm" and not self.cluster_token:
             found.append(
-                "tcp_address needs a cluster_token: without one, anybody on the network could "
-                "borrow this machine's memory"
+                f"{named[0]}_address needs a cluster_token: without one, anybody on the network "
+                "could borrow this machine's memory"
             )
         if self.transport in ("tcp", "verbs") and not self.tcp_address:
             found.append(f'transport = "{self.transport}" needs a tcp_address')
-        return found
+        if self.transport == "tls" and not self.tls_address:
+            found.append('transport = "tls" needs a tls_address')
+        return found + self.tls_faults(self.tls_address)

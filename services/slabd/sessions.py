@@ -4,7 +4,6 @@ A frame that is not one of our messages ends its channel: the device finds its s
 claim, or it was none of ours.
 """
 
-import hmac
 import itertools
 from dataclasses import dataclass, field
 from typing import Final
@@ -15,6 +14,7 @@ from slackwater.common.base import codec, limits
 from slackwater.common.base.errors import AccessRefused, DecodeRejected, Rejected, Unavailable
 from slackwater.common.base.rare_log import RareLog
 from slackwater.common.domains.memory import frames, trailer
+from slackwater.common.shell.config import is_one_of
 from slackwater.common.shell.definition import Port
 from slackwater.common.transport.base import Channel, Offering
 from slackwater.common.transport.region import Region
@@ -37,8 +37,8 @@ class Session:
 
 
 class Sessions:
-    def __init__(self, cluster_token: str, mapping: frozenset[str] = MAPPING) -> None:
-        self._token = cluster_token
+    def __init__(self, *cluster_tokens: str, mapping: frozenset[str] = MAPPING) -> None:
+        self._tokens = cluster_tokens
         self._mapping = mapping
         self._numbers = itertools.count(1)
         self._port: Port | None = None
@@ -58,9 +58,7 @@ class Sessions:
         if len(self._sessions) >= limits.LENDER_DEVICES_MAX:
             raise Unavailable(f"{limits.LENDER_DEVICES_MAX} devices are connected here")
         found = _decode(hello)
-        if kind not in self._mapping and not hmac.compare_digest(
-            found.token.encode(), self._token.encode()
-        ):
+        if kind not in self._mapping and not is_one_of(found.token, self._tokens):
             raise AccessRefused(
                 f"device {found.device} shows another cluster_token than this lender's"
             )

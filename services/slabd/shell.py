@@ -71,7 +71,9 @@ class Slabd:
         self._clock = world.clock
         self._bus = world.bus
         self._fabrics = (
-            dict(fabrics) if fabrics is not None else live_fabrics(config.transport or None)
+            dict(fabrics)
+            if fabrics is not None
+            else live_fabrics(config.transport or None, tls=config.tls_ends())
         )
         self._addresses = dict(addresses) if addresses is not None else _addresses(config)
         self._monitor: Monitor = monitor if monitor is not None else KernelMonitor()
@@ -79,7 +81,7 @@ class Slabd:
         self._incarnation = 0
         self._node = NodeId(config.node or socket.gethostname().split(".")[0])
         self.core = LenderCore(config, world.rng)
-        self.sessions = Sessions(config.cluster_token, mapping)
+        self.sessions = Sessions(*config.cluster_tokens, mapping=mapping)
         self.slabs = Slabs(config.slab_bytes, self.sessions, at_once if virtual else in_thread)
 
     # A life ---------------------------------------------------------------------------------------
@@ -203,7 +205,9 @@ def _addresses(config: SlabdConfig) -> dict[str, str]:
         path = config.shm_path or str(Path(config.state_dir) / _SOCKET)
         os.makedirs(Path(path).parent, mode=0o700, exist_ok=True)
         addresses["shm"] = path
-    if config.tcp_address and config.transport != "shm":
+    if config.tls_address and config.transport in ("", "tls"):
+        addresses["tls"] = config.tls_address
+    if config.tcp_address and config.transport not in ("shm", "tls"):
         addresses["tcp" if config.transport != "verbs" else "verbs"] = config.tcp_address
     return addresses
 

@@ -127,7 +127,6 @@ class VerbsFabric:
         accepted = Accepted(accept, on_channel)
 
         async def greet(greeting: Greeting, header: wire.Header, body: bytes) -> None:
-            tune(greeting.stream.sock, limits.STALL_S)
             check_hello(header)
             await accepted.admit(body)
             channel = self._channel(greeting, body, on_handover, on_prepare)
@@ -138,7 +137,11 @@ class VerbsFabric:
                 raise
             accepted.begin(channel)
 
-        door = Greeter(sock, greet, greet_s=self._tuning.greet_s, passes_fds=False)
+        def dress(connection: socket.socket) -> socket.socket:
+            tune(connection, limits.STALL_S)
+            return connection
+
+        door = Greeter(sock, greet, greet_s=self._tuning.greet_s, passes_fds=False, dress=dress)
         name = f"[{host}]" if ":" in host else host
         return VerbsListener(door, accepted, f"{name}:{sock.getsockname()[1]}", device)
 

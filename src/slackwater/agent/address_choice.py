@@ -7,16 +7,17 @@ from typing import Final
 
 from slackwater.common.base import limits
 from slackwater.common.base.errors import Rejected, Retryable, Unavailable
+from slackwater.common.bus.access import Credentials, ends_of
 from slackwater.common.bus.relay import find_ticket
 from slackwater.common.transport.base import Channel, Fabric
 from slackwater.common.transport.gpu import Device
-from slackwater.common.transport.host import host_identity, split_identity
+from slackwater.common.transport.host import elsewhere, host_identity, split_identity
 from slackwater.common.transport.negotiate import live_fabrics, rank
 from slackwater.common.transport.shm import ShmFabric
 from slackwater.schemas.placement import Endpoint
 
 AUTO: Final = "auto"
-FORCIBLE: Final = ("shm", "verbs", "tcp")
+FORCIBLE: Final = ("shm", "verbs", "tls", "tcp")
 
 
 def forced_transport(given: str | None, environment: str | None) -> str | None:
@@ -34,9 +35,12 @@ def forced_transport(given: str | None, environment: str | None) -> str | None:
 def agent_fabrics(device: Device | None) -> dict[str, Fabric]:
     """Return the fabrics by which a worker connects; with a device, shm also opens memory
     that peers of this host have on it."""
-    ticket = find_ticket(os.environ)  # The service's account may be another one than ours.
-    allowed = frozenset({ticket.service}) if ticket is not None else frozenset[int]()
-    return {**live_fabrics(), "shm": ShmFabric(device=device, allowed_uids=allowed)}
+    ticket = find_ticket(os.environ)
+    if ticket is None:
+        allowed, tls = frozenset[int](), ends_of(Credentials.from_environment(os.environ))
+    else:  # The service's account may be another one than ours.
+        allowed, tls = frozenset({ticket.service}), ticket.tls()
+    return {**live_fabrics(tls=tls), "shm": ShmFabric(device=device, allowed_uids=allowed)}
 
 
 async def dial(
@@ -68,6 +72,6 @@ def usable(
     here = [
         (kind, address)
         for kind, address in known
-        if kind == "shm" and split_identity(address)[0] == host_identity()
+        if kind == "shm" and split_identity(address)[0] and not elsewhere(address, host_identity())
     ]
     return here or known

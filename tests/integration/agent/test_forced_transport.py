@@ -101,4 +101,7 @@ async def test_both_are_offered_and_what_the_worker_service_is_told_reaches_the_
         timeline = await session.replay(client, workload(1, 1), ignore)
         record = await client.job("job0")
     assert timeline.tracks["job0"].state == record.state == "failed"
-    assert "SLACKWATER_TRANSPORT 'carrier-pigeon': choose shm, verbs, tcp or auto" in record.reason
+    assert (
+        "SLACKWATER_TRANSPORT 'carrier-pigeon': choose shm, verbs, tls, tcp or auto"
+        in record.reason
+    )

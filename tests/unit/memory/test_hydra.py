@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from slackwater.common.base.background import Background
 from slackwater.common.base.errors import AccessRefused, ConfigRejected, Unavailable
 from slackwater.common.shell.simulated_loop import run_simulated
-from slackwater.memory.control.regeneration import Cap
 from slackwater.memory.pages.table import page_range
 from slackwater.memory.resilience.coding import ErasureCode
 from slackwater.memory.resilience.hydra import Hydra
@@ -592,13 +591,6 @@ def test_names_are_kept(name: str) -> None:
 def test_names_that_are_none(name: str) -> None:
     with pytest.raises(ConfigRejected):
         resilience(name, Background())
-
-
-def test_the_cap_is_kept_and_not_saved_up() -> None:
-    cap = Cap(1000.0)
-    assert cap.spend(500, 0.0) == 0.5
-    assert cap.spend(500, 0.1) == 1.0
-    assert cap.spend(500, 60.0) == 60.5
 
 
 def test_a_slab_taken_away_under_a_write_does_not_count() -> None:

@@ -20,6 +20,7 @@ from slackwater.common.domains.memory import frames
 from slackwater.common.shell.effect_runner import EffectRunner, Handlers, handlers, on
 from slackwater.common.transport.base import Channel, Fabric
 from slackwater.common.transport.negotiate import choose
+from slackwater.common.transport.pacing import Bandwidth, Leftover
 from slackwater.memory.control.core import DeviceCore
 from slackwater.memory.control.effects import (
     AdmitSlab,
@@ -71,7 +72,9 @@ class Lenders:
         publish: Callable[[Publish], None],
         changed: Callable[[], None],
         transport: str | None = None,
+        leftover: Leftover | None = None,
     ) -> None:
+        """`leftover`: what the machine's link leaves to what may take its time."""
         self.core = core
         self.device = device
         self.populates = True
@@ -90,8 +93,10 @@ class Lenders:
         self._unpopulated: list[RemoteSlab] = []
         self._populating = False
         self._closed = False
-        self.regenerator = Regenerator(device, clock)
-        self.refiller = Refiller(device, clock)
+        self.regenerator = Regenerator(
+            device, clock, Bandwidth(limits.REGENERATION_BYTES_S, clock, leftover)
+        )
+        self.refiller = Refiller(device, clock, Bandwidth(limits.REFILL_BYTES_S, clock, leftover))
         self._resting = False
         device.on_fenced = lambda span: self.feed(Fenced(span))
         device.on_failed = self._failed

@@ -15,7 +15,7 @@ import structlog
 
 from slackwater.common.base import limits
 from slackwater.common.base.clock import Clock
-from slackwater.memory.control.regeneration import Cap
+from slackwater.common.transport.pacing import Bandwidth
 from slackwater.memory.pages import kernels as k
 from slackwater.memory.pages import refill_kernels, states
 from slackwater.memory.pages.device import Device
@@ -30,13 +30,11 @@ _PAUSE_S: Final = 1e-3
 class Refiller:
     """`refilled_pages` counts those that were given to remote memory again."""
 
-    def __init__(
-        self, device: Device, clock: Clock, bytes_s: float = limits.REFILL_BYTES_S
-    ) -> None:
+    def __init__(self, device: Device, clock: Clock, bandwidth: Bandwidth) -> None:
         self.refilled_pages = 0
         self._device = device
         self._clock = clock
-        self._cap = Cap(bytes_s)
+        self._bandwidth = bandwidth
         self._turn = asyncio.Lock()
 
     async def run(self, span: int) -> None:
@@ -87,5 +85,5 @@ class Refiller:
             await device.land(entry, sent)
         self.refilled_pages += done + sent
         now_s = self._clock.now_s()
-        due_s = self._cap.spend(count * PAGE_BYTES, now_s)
+        due_s = self._bandwidth.spend(count * PAGE_BYTES, now_s)
         await self._clock.sleep_until(max(due_s, now_s + _PAUSE_S))

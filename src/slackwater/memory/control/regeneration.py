@@ -14,6 +14,7 @@ import structlog
 from slackwater.common.base import limits
 from slackwater.common.base.clock import Clock
 from slackwater.common.base.errors import AccessRefused, Unavailable
+from slackwater.common.transport.pacing import Bandwidth
 from slackwater.memory.pages.device import Device
 from slackwater.memory.store import PAGE_BYTES
 
@@ -22,30 +23,14 @@ _PAUSE_S: Final = 1e-3
 """Between batches, at least: the device's own I/O goes first."""
 
 
-class Cap:
-    """A bandwidth cap. Pure: what is sent is paid for afterwards, by waiting."""
-
-    def __init__(self, bytes_s: float) -> None:
-        assert bytes_s > 0, bytes_s
-        self._bytes_s = bytes_s
-        self._free_s = 0.0
-
-    def spend(self, nbytes: int, now_s: float) -> float:
-        """When the next may begin. An idle time is not saved up."""
-        self._free_s = max(self._free_s, now_s) + nbytes / self._bytes_s
-        return self._free_s
-
-
 class Regenerator:
     """`regenerated_pages` counts fragments given to members that lacked them."""
 
-    def __init__(
-        self, device: Device, clock: Clock, bytes_s: float = limits.REGENERATION_BYTES_S
-    ) -> None:
+    def __init__(self, device: Device, clock: Clock, bandwidth: Bandwidth) -> None:
         self.regenerated_pages = 0
         self._device = device
         self._clock = clock
-        self._cap = Cap(bytes_s)
+        self._bandwidth = bandwidth
         self._turn = asyncio.Lock()
 
     async def run(self, span: int, index: int) -> bool:
@@ -66,7 +51,7 @@ class Regenerator:
                     return False
                 self.regenerated_pages += given
                 now_s = self._clock.now_s()
-                next_s = self._cap.spend(given * PAGE_BYTES, now_s)
+                next_s = self._bandwidth.spend(given * PAGE_BYTES, now_s)
                 await self._clock.sleep_until(max(next_s, now_s + _PAUSE_S))
         count = self.regenerated_pages - before
         if count:

@@ -21,10 +21,13 @@ from slackwater.common.base.clock import Clock
 from slackwater.common.base.effects import Publish
 from slackwater.common.base.errors import Fatal, SlackwaterError
 from slackwater.common.bus.access import Credentials
+from slackwater.common.native.link import ANYWHERE, link_of
 from slackwater.common.shell import run_service
 from slackwater.common.shell.definition import Port
 from slackwater.common.shell.world import World, live_world
 from slackwater.common.transport.negotiate import live_fabrics
+from slackwater.common.transport.pacing import leftover_of
+from slackwater.common.transport.tls import TlsEnds
 from slackwater.memory.control.core import DeviceCore
 from slackwater.memory.control.lenders import Lenders
 from slackwater.memory.control.spans import DeviceSettings
@@ -39,7 +42,7 @@ from slackwater.memory.service import control_service
 from slackwater.memory.service.options import DeviceOptions, check_options, node_of
 from slackwater.memory.service.shutdown import Patience
 from slackwater.memory.service.status import DeviceStatus
-from slackwater.memory.store import PAGE_BYTES
+from slackwater.memory.store import PAGE_BYTES, Resilience
 from slackwater.schemas import subjects
 from slackwater.schemas.base import NodeId
 from slackwater.schemas.memory import DeviceHello, DeviceId
@@ -65,8 +68,10 @@ class Front(Protocol):
 class DeviceAssembly:
     """Call `start` and `close` on one loop."""
 
-    def __init__(self, options: DeviceOptions, slab_bytes: int, clock: Clock) -> None:
-        """Raises ConfigRejected."""
+    def __init__(
+        self, options: DeviceOptions, slab_bytes: int, clock: Clock, tls: TlsEnds | None = None
+    ) -> None:
+        """`tls`: by which certificates lenders are reached over tls. Raises ConfigRejected."""
         check_options(options, slab_bytes)
         self._node = node_of(options)
         self.background = Background()
@@ -88,28 +93,21 @@ class DeviceAssembly:
         self.device = Device(table, backup, strategy, self.background)
         self.stall = Stall(table)
         self.ahead = ReadAhead(self.device, options.prefetch)
-        settings = DeviceSettings(
-            id=DeviceId(options.id),
-            node=self._node,
-            spans=len(table.state),
-            width=strategy.width,
-            needed=strategy.needed,
-            hot=options.hot,
-            cold=options.cold,
-            hold_s=options.hold_s,
-            secret=secrets.token_hex(16),
-        )
+        settings = self._settings(len(table.state), strategy)
         self.core = DeviceCore(settings, slab_bytes, random.Random())
         self._post: Callable[[Any], None] = lambda event: None
         self.lenders = Lenders(
             self.core,
             self.device,
-            live_fabrics(options.transport),
+            live_fabrics(options.transport, tls=tls),
             clock,
             self._hello(),
             publish=self._say,
             changed=lambda: self._post(control_service.MapChanged()),
             transport=options.transport,
+            leftover=leftover_of(
+                link_of(options.network_interface, options.network_bytes_s, [ANYWHERE])
+            ),
         )
         self.status = DeviceStatus(
             options=options,
@@ -125,6 +123,20 @@ class DeviceAssembly:
         )
         self.front: Front | None = None
         self._measuring: list[asyncio.Task[None]] = []
+
+    def _settings(self, spans: int, strategy: Resilience) -> DeviceSettings:
+        options = self.options
+        return DeviceSettings(
+            id=DeviceId(options.id),
+            node=self._node,
+            spans=spans,
+            width=strategy.width,
+            needed=strategy.needed,
+            hot=options.hot,
+            cold=options.cold,
+            hold_s=options.hold_s,
+            secret=secrets.token_hex(16),
+        )
 
     def _hello(self) -> bytes:
         """Return the greeting that lenders get when a channel of the device begins."""

@@ -14,7 +14,7 @@ import structlog
 from slackwater.common.base import limits
 from slackwater.common.base.clock import Clock, LiveClock
 from slackwater.common.base.errors import ConfigRejected, Fatal, Unavailable
-from slackwater.common.bus.access import Credentials
+from slackwater.common.bus.access import Credentials, ends_of
 from slackwater.common.native import descriptors, memlock
 from slackwater.common.native.compiled import on_compiling
 from slackwater.common.shell.metrics import Exposition
@@ -63,7 +63,7 @@ async def export(
     on_compiling(_say_compiling)
     await prepare(warm, stop)
     clock = LiveClock()
-    assembly = DeviceAssembly(options, slab_bytes, clock)
+    assembly = DeviceAssembly(options, slab_bytes, clock, ends_of(credentials))
     published: asyncio.Task[None] | None = None
     scraped: Exposition | None = None
     try:

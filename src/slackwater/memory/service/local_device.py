@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from slackwater.common.base import limits
 from slackwater.common.base.clock import LiveClock
-from slackwater.common.bus.access import Credentials
+from slackwater.common.bus.access import Credentials, ends_of
 from slackwater.memory.pages.device import Device
 from slackwater.memory.service.assembly import DeviceAssembly
 from slackwater.memory.service.discovery import find_slab_bytes
@@ -24,7 +24,9 @@ async def local_device(
     if not slab_bytes and url:
         slab_bytes = await find_slab_bytes(url, f"device-{options.id}", credentials)
     made = replace(options, socket=None)
-    assembly = DeviceAssembly(made, slab_bytes or limits.SLAB_BYTES_DEFAULT, LiveClock())
+    assembly = DeviceAssembly(
+        made, slab_bytes or limits.SLAB_BYTES_DEFAULT, LiveClock(), ends_of(credentials)
+    )
     stop = asyncio.Event()
     published: asyncio.Task[None] | None = None
     await assembly.start()

@@ -40,6 +40,12 @@ class DeviceOptions:
     prefetch: int = WINDOW_MAX
     """Requests of a client that are fetched ahead at once, at most; 0: none. It is for pages behind
     a channel: where slabs are mapped (shm) it has nothing to do."""
+    network_interface: str = ""
+    """The interface to other machines; empty: the only one beside the loopback."""
+    network_bytes_s: int = 0
+    """Bytes a second each way that gradients, copies and pages together are to take of this
+    machine's link; 0: what the interface says it can carry, where it does. Pages that are put back
+    leave room for the others."""
     metrics_port: int = 0
     """Prometheus on this port; 0: none, -1: any free one."""
     metrics_address: str = DEFAULT_METRICS_ADDRESS

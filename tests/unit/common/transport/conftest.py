@@ -4,7 +4,9 @@ import asyncio
 import gc
 import importlib
 import os
+import tempfile
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -13,8 +15,10 @@ from pathlib import Path
 
 import pytest
 import uvloop
+from tests.certificates import make_certificates, needs_openssl
 
 from slackwater.common.base.errors import ConfigRejected
+from slackwater.common.bus.access import Tls
 from slackwater.common.transport import tcp
 from slackwater.common.transport.base import (
     Address,
@@ -30,13 +34,17 @@ from slackwater.common.transport.memory import MemoryFabric, MemoryNetwork
 from slackwater.common.transport.region import Region
 from slackwater.common.transport.shm import ShmFabric
 from slackwater.common.transport.tcp import TcpFabric
+from slackwater.common.transport.tls import TlsEnds
 from slackwater.common.transport.verbs.fabric import VerbsFabric, VerbsTuning
 from slackwater.common.transport.verbs.library import why_not
 
 for _name in tcp._COMPILED:  # Now: while it is loaded, short deadlines of the first tests pass.
     importlib.import_module(_name)
 
-CASES = ["memory", "memory-mapped", "shm", "tcp", "verbs", "verbs-domains"]
+CASES = [
+    "memory", "memory-mapped", "shm", "tcp", pytest.param("tls", marks=needs_openssl), "verbs",
+    "verbs-domains",
+]  # fmt: skip
 VERBS_LACKS = why_not()
 DEVICE_CASES = ["memory+part", "shm+fake", "shm+part-staged", "tcp+part"]
 """Regions wholly or partly on a device, played by host memory: opened by its handle where both ends
@@ -62,7 +70,15 @@ def make_fabric(case: str) -> Fabric:
         return ShmFabric(device=kind if kind is None or "staged" not in case else None)
     if case.startswith("verbs"):
         return VerbsFabric(VerbsTuning(windows=case == "verbs"))
-    return TcpFabric()
+    return TcpFabric(tls=tls_ends() if case == "tls" else None)
+
+
+@cache
+def tls_ends() -> TlsEnds:
+    """Return contexts of this host; the files are read once."""
+    with tempfile.TemporaryDirectory(prefix="sw-") as folder:
+        made = make_certificates(Path(folder))
+        return Tls(ca=made.ca, certificate=made.certificate, key=made.key).ends()
 
 
 @dataclass
@@ -155,6 +171,7 @@ def party(case: str, tmp_path: Path) -> Callable[..., object]:
         address = {
             "shm": str(tmp_path / "s"),
             "tcp": "127.0.0.1:0",
+            "tls": "127.0.0.1:0",
             "verbs": "127.0.0.1:0",
         }.get(fabric.kind, "")
         made = Party(fabric, address, **options)  # type: ignore[arg-type]
@@ -203,9 +220,12 @@ def nothing_leaks() -> Iterator[None]:
     have_driver_open_its_socket()
     files, maps = open_files(), memfd_mappings()
     yield
-    for collect in (False, True):
-        if collect:  # Slow; tracebacks of expected errors may hold views in a cycle.
+    encrypted = any(thread.name.startswith("tls-") for thread in threading.enumerate())
+    for turn in range(400 if encrypted else 2):
+        if turn == 1:  # Slow; tracebacks of expected errors may hold views in a cycle.
             gc.collect()
+        if turn > 1:  # The thread that carries encrypted bytes closes its ends a moment later.
+            time.sleep(0.005)
         left = {name: link for name, link in open_files().items() if name not in files}
         mapped = memfd_mappings()
         if not left and mapped <= maps:

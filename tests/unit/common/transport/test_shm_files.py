@@ -19,7 +19,7 @@ from slackwater.common.base.errors import (
 )
 from slackwater.common.transport import wire
 from slackwater.common.transport.base import Channel, Offering
-from slackwater.common.transport.host import host_identity, split_identity
+from slackwater.common.transport.host import elsewhere, host_identity, identified, split_identity
 from slackwater.common.transport.region import Region
 from slackwater.common.transport.shm import ShmFabric, ShmListener
 
@@ -42,7 +42,7 @@ async def test_the_socket_file_is_private_and_goes_with_its_listener(tmp_path: P
     listener, _ = await listen(path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert os.listdir(tmp_path) == ["a.sock"]
-    assert listener.address == f"{host_identity()}!{path}"
+    assert listener.address == identified(str(path), host_identity())
     await listener.close()
     assert os.listdir(tmp_path) == []
 
@@ -118,7 +118,20 @@ async def test_an_address_of_another_host_is_not_tried(tmp_path: Path) -> None:
 
 def test_an_address_is_a_path_with_or_without_its_host() -> None:
     assert split_identity("h-1!/run/a.sock") == ("h-1", "/run/a.sock")
+    assert split_identity("h-1@8.f!/run/a.sock") == ("h-1", "/run/a.sock")
     assert split_identity("/run/a!b.sock") == ("", "/run/a!b.sock")
+
+
+def test_the_same_path_in_another_container_is_another_socket(tmp_path: Path) -> None:
+    """Containers of one host have its boot id: two aggregators' sockets were taken for one."""
+    path = str(tmp_path / "a.sock")
+    assert elsewhere(identified(path, "h-1"), "h-1") == ""
+    assert elsewhere(f"h-1!{path}", "h-1") == ""  # Version 0.3.0 says no more.
+    assert elsewhere(identified(path, "h-1"), "h-2") == f"{path} is on another host"
+    moved = identified(path, "h-1").replace("!", "0!")
+    assert elsewhere(moved, "h-1") == f"{path} is in another container of this host"
+    gone = f"h-1@8.f!{tmp_path}/none/a.sock"
+    assert elsewhere(gone, "h-1") == f"{tmp_path}/none/a.sock: No such file or directory"
 
 
 class Liar:

@@ -4,14 +4,19 @@ import os
 import random
 from typing import Any
 
+import pytest
+
+from slackwater.common.base import codec
 from slackwater.common.base.clock import LiveClock
+from slackwater.common.base.errors import AccessRefused
 from slackwater.common.domains.memory import trailer
 from slackwater.common.shell import metrics
 from slackwater.common.shell.definition import Level
 from slackwater.common.shell.process import Process
 from slackwater.common.shell.world import World
 from slackwater.common.transport.region import Region
-from slackwater.schemas.memory import SlabId
+from slackwater.schemas.base import NodeId
+from slackwater.schemas.memory import DeviceHello, DeviceId, SlabId
 from slackwater.services.slabd.config import SlabdConfig
 from slackwater.services.slabd.effects import MakeSlab, ReleaseSlab, RenewSlab
 from slackwater.services.slabd.events import MemorySampled, SlabMade
@@ -96,9 +101,22 @@ async def test_memory_that_was_lent_in_a_former_life_is_not_lent_again() -> None
 
 
 async def test_a_device_that_writes_into_the_trailer_cannot_end_the_lender() -> None:
-    slabs = Slabs(SLAB_BYTES, Sessions("secret", frozenset(("shm",))), at_once)
+    slabs = Slabs(SLAB_BYTES, Sessions("secret", mapping=frozenset(("shm",))), at_once)
     await slabs.make(MakeSlab(SLAB))
     slabs.regions[SLAB].buffer[SLAB_BYTES:] = b"\xff" * trailer.TRAILER_BYTES
     assert await slabs.renew(RenewSlab(SLAB, 0, 3)) == SlabMade(SLAB)
     slabs.regions[SLAB].buffer[SLAB_BYTES:] = b"\xff" * trailer.TRAILER_BYTES
     assert (await slabs.release(ReleaseSlab(SLAB, 0, 3, True))).slab == SLAB
+
+
+def test_the_next_token_is_let_in_beside_this_one() -> None:
+    """While a token is changed, devices and lenders have it at different times."""
+    hello = codec.encode(
+        DeviceHello(device=DeviceId("d1"), node=NodeId("n1"), incarnation=1, token="next")
+    )
+    with pytest.raises(AccessRefused, match="another cluster_token"):
+        Sessions("this").accept("tcp", hello)
+    Sessions("this", "next").accept("tcp", hello)
+    assert SlabdConfig(id="a", cluster_token="this").cluster_tokens == ("this",)
+    both = SlabdConfig(id="a", cluster_token="this", cluster_token_also="next")
+    assert both.cluster_tokens == ("this", "next")
