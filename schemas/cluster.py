@@ -102,6 +102,11 @@ class AggregatorHeartbeat(Heartbeat, kw_only=True, frozen=True, tag="aggregator.
     """Cores of the machine that were in use lately, by whomever."""
     own_cpu: Cores = 0.0
     """Cores of `host_cpu` that this aggregator used itself."""
+    network_budget_bytes_s: Count = 0
+    """Bytes a second each way that all traffic of its machine is to take of the link; 0: it does
+    not say."""
+    network_load_bytes_s: Count = 0
+    """Bytes a second that the link carried lately, by whomever, the busier way."""
     restart_window_s: Seconds = 0.0
     """How long its supervisor keeps trying when it does not come up; 0: the supervisor says so
     itself (AggregatorRestarts), or there is none."""
@@ -133,6 +138,8 @@ class WorkerHeartbeat(Heartbeat, kw_only=True, frozen=True, tag="worker.heartbea
     """Bytes of main memory for jobs; 0: it does not say."""
     rack: MaybeId = ""
     """The rack that the machine stands in; empty: it does not say."""
+    cordoned: bool = False
+    """It takes no more jobs: an operator is about to take the machine away."""
 
 
 class AggregatorRecord(Record, kw_only=True, frozen=True):

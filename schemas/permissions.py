@@ -169,7 +169,8 @@ def of_operator() -> Grants:
             f"{subjects.PREFIX}.cmd.>",
             *(subjects.telemetries("job", what=what) for what in TOLD),
             subjects.telemetries("aggregator", what="restarts"),
-            "$SRV.>", "$JS.API.>", "$JS.ACK.>", "$JS.FC.>", "$KV.>", "$O.>", "$SYS.REQ.USER.INFO",
+            "$SRV.>", "$JS.API.>", "$JS.ACK.>", "$JS.FC.>", "$JS.SNAPSHOT.>", "$KV.>", "$O.>",
+            "$SYS.REQ.USER.INFO",
         ),
         listen=(subjects.facts(), f"{subjects.PREFIX}.tel.>", "$KV.>", "_INBOX.>"),
     )  # fmt: skip

@@ -326,6 +326,9 @@ class Profile(Record, kw_only=True, frozen=True):
     """Seconds per byte that a push takes on the link of its usual aggregator, over a network; 0:
     not measured."""
     pull_s_per_byte: Seconds = 0.0
+    network_bytes: Count = 0
+    """Bytes of an iteration that pass between its workers and aggregators over a network, the
+    busier way; 0: none, or not measured."""
 
 
 Phase = Literal["waiting", "hosting", "profiling", "moving", "steady", "released"]

@@ -6,11 +6,11 @@ import msgspec
 
 from slackwater.common.base import limits
 from slackwater.common.base.accounts import AccountRange
-from slackwater.common.shell.config import ServiceConfig
+from slackwater.common.shell.config import SharedSecret
 from slackwater.schemas.base import IdText
 
 
-class AggregatorConfig(ServiceConfig, kw_only=True, frozen=True):
+class AggregatorConfig(SharedSecret, kw_only=True, frozen=True):
     """Fields with unit, default and meaning."""
 
     id: IdText = "a1"
@@ -25,15 +25,15 @@ class AggregatorConfig(ServiceConfig, kw_only=True, frozen=True):
     """User ids that may connect there too: the `accounts` of this host's worker service."""
     tcp_address: str = ""
     """host:port for parties of other hosts (port 0: any free one); empty: none."""
+    tls_address: str = ""
+    """The same, encrypted, with the `certificate` and `key` of `[tls]`; empty: none."""
     verbs_address: str = ""
     """The same for RDMA, where the host has a device: on the interface that leads to the others;
     empty: the host of `tcp_address`, any free port."""
     rdma_device: str = ""
     """`mlx5_0` or `mlx5_0/1`; empty: that of the interface of `verbs_address`, or the first."""
-    transport: Literal["", "shm", "verbs", "tcp"] = ""
+    transport: Literal["", "shm", "verbs", "tls", "tcp"] = ""
     """Use this kind alone; empty: every kind that the host has."""
-    cluster_token: str = ""
-    """The secret that aggregators show one another. Required where other hosts can connect."""
     memory_bytes_max: Annotated[int, msgspec.Meta(ge=0)] = 0
     """Bytes that all regions together may take; 0: half of what the process may have (the machine's
     memory, or its cgroup's limit), or of the device's."""
@@ -43,6 +43,12 @@ class AggregatorConfig(ServiceConfig, kw_only=True, frozen=True):
     migration_bytes_s: Annotated[int, msgspec.Meta(ge=0)] = 256 * 1024 * 1024
     """Bytes a second that copies of buckets to other hosts may take of the link, all together; 0:
     no cap. On one host nothing is copied."""
+    network_interface: str = ""
+    """The interface to other machines; empty: that of `tcp_address`, `tls_address` or
+    `verbs_address`."""
+    network_bytes_s: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """Bytes a second each way that gradients, copies and pages together are to take of this
+    machine's link; 0: what the interface says it can carry, where it does."""
     device: Annotated[str, msgspec.Meta(pattern=r"^(|cuda|cuda:[0-9]+|fake|double)$")] = ""
     """Hold and fold buckets in a GPU's memory: `cuda` or `cuda:1`; `fake` plays one; empty: none.
     """
@@ -61,10 +67,10 @@ class AggregatorConfig(ServiceConfig, kw_only=True, frozen=True):
         found = []
         if self.transport in ("", "shm") and not self.shm_path and not self.state_dir:
             found.append("set shm_path, or state_dir for its socket")
-        named = [kind for kind in ("tcp", "verbs") if getattr(self, f"{kind}_address")]
+        named = [kind for kind in ("tcp", "tls", "verbs") if getattr(self, f"{kind}_address")]
         if named and self.transport != "shm" and not self.cluster_token:
             found.append(
                 f"{named[0]}_address needs a cluster_token: without one, anybody on the network "
                 "could hand over regions"
             )
-        return found
+        return found + self.tls_faults(self.tls_address)

@@ -72,7 +72,7 @@ from slackwater.common.domains.slots.live import live_parts, parts_bytes
 from slackwater.common.domains.slots.region import SlotRegion, owner_word
 from slackwater.common.transport.base import Channel, Fabric, Reserving
 from slackwater.common.transport.negotiate import connect_best
-from slackwater.common.transport.pacing import Bandwidth
+from slackwater.common.transport.pacing import Bandwidth, Leftover
 from slackwater.common.transport.region import Region
 from slackwater.schemas.base import WORKERS_MAX, Count, Epoch, IdText, Index, JobId, Name, Record
 from slackwater.schemas.placement import Endpoint
@@ -168,15 +168,17 @@ class Handovers:
 
     def __init__(
         self, id: str, token: str, fabrics: dict[str, Fabric], clock: Clock, rng: random.Random,
-        copied: Copied, bytes_s: int = 0,
+        copied: Copied, bytes_s: int = 0, leftover: Leftover | None = None,
     ) -> None:  # fmt: skip
-        """`bytes_s`: what all copies to other hosts together may take of the link; 0: no cap."""
+        """`bytes_s`: what all copies to other hosts together may take of the link, 0: no cap; nor
+        more than `leftover` says."""
         self._id, self._token = id, token
         self._me = owner_word(id)
         self._fabrics = fabrics
         self._clock, self._rng = clock, rng
         self._copied = copied
-        self._pace = Bandwidth(bytes_s, clock).take if bytes_s else None
+        capped = bytes_s or leftover is not None
+        self._pace = Bandwidth(bytes_s, clock, leftover).take if capped else None
         self._room = asyncio.Semaphore(limits.MOVES_AT_ONCE)
         self._rooms = asyncio.Semaphore(limits.MOVES_AT_ONCE)
         self.departures = Departures(bytes_s)

@@ -5,7 +5,6 @@ a frame means; the bytes are moved by the workers (one-sided) and folded in the 
 The core hears only of what concerns the controller.
 """
 
-import hmac
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
@@ -35,6 +34,7 @@ from slackwater.common.domains.slots.layout import tensor_at
 from slackwater.common.domains.slots.region import SlotRegion
 from slackwater.common.domains.slots.tokens import process_token
 from slackwater.common.domains.slots.virtual import process_of
+from slackwater.common.shell.config import is_one_of
 from slackwater.common.shell.definition import Port
 from slackwater.common.transport.base import Channel
 from slackwater.schemas.base import JobId
@@ -64,10 +64,10 @@ class DataPlane:
     frozen: Callable[[Bucket, Held], None]
     taken: Callable[[Bucket], None]
 
-    def __init__(self, core: AggregatorCore, regions: Regions, cluster_token: str) -> None:
+    def __init__(self, core: AggregatorCore, regions: Regions, *cluster_tokens: str) -> None:
         self._core = core
         self._regions = regions
-        self._cluster_token = cluster_token
+        self._cluster_tokens = cluster_tokens
         self._port: Port | None = None
         self._sessions: dict[int, Session] = {}
         self._sessions_begun = 0
@@ -95,7 +95,7 @@ class DataPlane:
         if len(self._sessions) + self._peers >= limits.CHANNELS_MAX:
             raise AccessRefused(f"{limits.CHANNELS_MAX} channels are open: none is left")
         if hello.role == "aggregator":
-            self._check_token(hello, self._cluster_token)
+            self._check_token(hello, *self._cluster_tokens)
             return
         plan = self._core.plan_of(JobId(hello.job), self.port.now_s())
         if plan is None:  # Its token cannot be looked at; it may be on its way here.
@@ -143,8 +143,8 @@ class DataPlane:
         if hello.rank >= plan.workers:
             raise AccessRefused(f"job {plan.job}: rank {hello.rank} of {plan.workers} workers")
 
-    def _check_token(self, hello: Hello, expected: str) -> None:
-        if not hmac.compare_digest(hello.token.encode(), expected.encode()):
+    def _check_token(self, hello: Hello, *expected: str) -> None:
+        if not is_one_of(hello.token, expected):
             who = (hello.job or hello.sender)[:_QUOTED]
             self.port.count("strangers_refused")
             raise AccessRefused(f"{hello.role} {who}: the token is wrong")

@@ -5,16 +5,15 @@ import socket
 from collections.abc import Container, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from time import process_time
 from typing import Final
-
-import psutil
 
 from slackwater.common.base import limits
 from slackwater.common.base.accounts import account_ids, check_passable
 from slackwater.common.base.errors import ConfigRejected
 from slackwater.common.native import descriptors
 from slackwater.common.native.cgroup import memory_bytes
+from slackwater.common.native.link import link_of
+from slackwater.common.native.machine_load import Machine
 from slackwater.common.shell.definition import Level, Port, ServiceDefinition
 from slackwater.common.shell.effect_runner import handlers, on
 from slackwater.common.shell.namesake import yield_to_namesake
@@ -22,6 +21,7 @@ from slackwater.common.shell.world import World
 from slackwater.common.transport.base import Fabric, Listener
 from slackwater.common.transport.devices import device_named
 from slackwater.common.transport.negotiate import live_fabrics
+from slackwater.common.transport.pacing import leftover_of
 from slackwater.common.transport.verbs.library import why_not
 from slackwater.schemas.base import AggregatorId, NodeId
 from slackwater.schemas.checkpoints import CopyBuckets, WriteBuckets
@@ -89,6 +89,8 @@ class Aggregator:
             dict(addresses) if addresses is not None else _addresses(config, self._fabrics)
         )
         self._listeners: list[tuple[str, Listener]] = []
+        reached = [config.tcp_address, config.tls_address, config.verbs_address]
+        link = link_of(config.network_interface, config.network_bytes_s, filter(None, reached))
         self._kernels = None if virtual else KernelThread()
         helpers = 0 if virtual else min(int(config.cpu_share), len(os.sched_getaffinity(0))) - 1
         self._team = Team(helpers) if helpers > 0 else None
@@ -98,8 +100,10 @@ class Aggregator:
         self._memory_bytes = config.memory_bytes_max or room // 2
         self._node = NodeId(config.node or socket.gethostname().split(".")[0])
         self.core = AggregatorCore(config.id, self._memory_bytes)
-        self.regions = Regions(config.id, off_loop, device, pin="tcp" in self._listen)
-        self.plane = DataPlane(self.core, self.regions, config.cluster_token)
+        self.regions = Regions(
+            config.id, off_loop, device, pin=bool({"tcp", "tls"} & {*self._listen})
+        )
+        self.plane = DataPlane(self.core, self.regions, *config.cluster_tokens)
         self.executor = Executor(
             self.regions.me,
             clock,
@@ -113,7 +117,7 @@ class Aggregator:
         self.orders = Orders(self.core, self.regions, self.plane, self.executor, clock, off_loop)
         self.orders.handovers = Handovers(
             config.id, config.cluster_token, self._fabrics, clock, world.rng, self.orders.copied,
-            config.migration_bytes_s,
+            config.migration_bytes_s, leftover_of(link),
         )  # fmt: skip
         self.checkpoints = Checkpoints(
             self.core, self.regions, off_loop, lambda error: self.plane.port.fail(error)
@@ -127,9 +131,7 @@ class Aggregator:
         self.plane.taken = self.orders.taken
         self._incarnation = 0
         self._virtual = virtual
-        self._host = (0, 0.0, 0.0)
-        """Cores of the machine, those in use, and those that this process uses; no cores: not
-        measured."""
+        self.machine = Machine(link)
 
     # A life ---------------------------------------------------------------------------------------
 
@@ -164,15 +166,12 @@ class Aggregator:
     async def report(self, port: Port) -> None:
         """Publish the costs of tasks, once a period."""
         due_s = self._clock.now_s()
-        psutil.cpu_percent()  # The first call begins the measurement.
-        before = (self._clock.now_s(), process_time())
+        self.machine.begin()
         while True:
             due_s = max(due_s + self._config.telemetry_s, self._clock.now_s())
             await self._clock.sleep_until(due_s)
             costs, jobs = self.executor.observed(), self.executor.accounts()
-            percent = psutil.cpu_percent()
-            if not self._virtual:
-                before = self._look_at_host(percent, before)
+            percent = 0.0 if self._virtual else self.machine.look()
             reports = tuple(
                 TasksObserved(
                     aggregator=AggregatorId(self._config.id),
@@ -185,15 +184,6 @@ class Aggregator:
             )
             if reports:
                 port.post(TasksMeasured(reports))
-
-    def _look_at_host(self, percent: float, before: tuple[float, float]) -> tuple[float, float]:
-        """Measure for heartbeats how many cores of the machine are in use, and how many this
-        process used since `before` (an instant, and its CPU time until then)."""
-        now = (self._clock.now_s(), process_time())
-        cores = psutil.cpu_count() or 1
-        own = max(0.0, now[1] - before[1]) / max(now[0] - before[0], 1e-3)
-        self._host = (cores, percent / 100.0 * cores, own)
-        return now
 
     async def stop(self) -> None:
         for _, listener in self._listeners:
@@ -215,7 +205,7 @@ class Aggregator:
 
     def heartbeat(self, now_s: float) -> AggregatorHeartbeat:
         bytes_in, bytes_out = self.regions.bytes_moved()
-        host_cores, host_cpu, own_cpu = self._host
+        seen = self.machine.seen
         return AggregatorHeartbeat(
             service="aggregator",
             id=self._config.id,
@@ -237,9 +227,11 @@ class Aggregator:
             arrived=self.core.arrived(now_s),
             migration_bytes_s=self._config.migration_bytes_s,
             memory_bytes=self._memory_bytes,
-            host_cores=host_cores,
-            host_cpu=host_cpu,
-            own_cpu=own_cpu,
+            host_cores=seen.cores,
+            host_cpu=seen.used,
+            own_cpu=seen.own,
+            network_budget_bytes_s=self.machine.network_budget_bytes_s,
+            network_load_bytes_s=int(seen.network_bytes_s),
             restart_window_s=self._config.restart_window_s,
             node_memory_bytes=self._config.node_memory_bytes_max,
         )
@@ -260,6 +252,8 @@ class Aggregator:
             "held_bytes": beat.held_bytes,
             "memory_limit_bytes": beat.memory_bytes,
             "cpu_share_cores": beat.cpu_share,
+            "network_budget_bytes_per_second": beat.network_budget_bytes_s,
+            "network_bytes_per_second": beat.network_load_bytes_s,
             "regions_recovered": beat.regions_recovered,
             "regions_locked": beat.regions_locked,
         }.items():
@@ -309,6 +303,7 @@ def _fabrics(config: AggregatorConfig, given: Mapping[str, Fabric] | None) -> di
         config.transport or None,
         rdma_device=config.rdma_device,
         job_accounts=account_ids(config.job_accounts),
+        tls=config.tls_ends(),
     )
 
 
@@ -324,7 +319,8 @@ def _addresses(config: AggregatorConfig, kinds: Container[str]) -> dict[str, str
     beside = f"{config.tcp_address.rpartition(':')[0]}:0" if config.tcp_address else ""
     # A region on a GPU is staged by its owner, and over verbs the owner takes no part.
     verbs = "" if config.device else config.verbs_address or beside
-    for kind, address in (("verbs", verbs), ("tcp", config.tcp_address)):
+    offered = {"verbs": verbs, "tls": config.tls_address, "tcp": config.tcp_address}
+    for kind, address in offered.items():
         if not address or kind not in kinds or config.transport not in ("", kind):
             continue
         addresses[kind] = address

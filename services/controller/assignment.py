@@ -14,7 +14,14 @@ from slackwater.common.base.effects import StartTimer
 from slackwater.schemas.base import REASON_CHARS_MAX, AggregatorId, Message, Refused
 from slackwater.schemas.cluster import AggregatorsAllocated, AllocateAggregators
 from slackwater.schemas.placement import BucketPlace
-from slackwater.services.controller import evacuation, hosting, migrations, room, scaling
+from slackwater.services.controller import (
+    evacuation,
+    hosting,
+    migrations,
+    network,
+    room,
+    scaling,
+)
 from slackwater.services.controller.keys import AllocationAsked, ServeDue
 from slackwater.services.controller.policies.view import (
     NEW,
@@ -37,7 +44,7 @@ from slackwater.services.controller.state import (
 from slackwater.services.controller.waiting_jobs import TRIED_AT_ONCE
 
 FIRST_EPOCH = 1
-FULL_MAX = 32
+FULL_MAX = 256
 """Aggregators without room that one attempt leaves out."""
 
 
@@ -111,7 +118,7 @@ def decide(state: State, job: Job, now_s: float) -> None:
     fresh = _fresh(state, job, pending)
     if evacuates and _stays(state, job, pending, view, subject, plan, now_s):
         return
-    if pending.cause == "profiled" and job.record.temporary and _keeps(job, plan):
+    if pending.cause == "profiled" and job.record.temporary and _keeps(job, plan, pending):
         _apply(state, job, pending, [p.aggregator for p in job.record.places], plan, now_s)
     elif not plan.places:
         _wait(state, job, plan.reason)
@@ -176,15 +183,18 @@ def _fresh(state: State, job: Job, pending: PendingAssignment) -> list[Aggregato
         if entry.reserved_for == job.id and entry.alive and not entry.avoided
     ]
     fresh = reserved + scaling.unused(state)
-    if pending.cause != "profiled":
-        return fresh
-    return [
-        a for a in job.record.temporary if state.alive(a) and not state.aggregators[a].avoided
-    ] + fresh
+    if pending.cause == "profiled":
+        temporary = (a for a in job.record.temporary if state.alive(a))
+        fresh = [a for a in temporary if not state.aggregators[a].avoided] + fresh
+    without = frozenset[AggregatorId]() if pending.refused else pending.full
+    return sorted((id for id in fresh if id not in without), key=lambda id: id in pending.full)
 
 
-def _keeps(job: Job, plan: Plan) -> bool:
-    """Sharing that would need as many new aggregators as the job has saves nothing: it stays."""
+def _keeps(job: Job, plan: Plan, pending: PendingAssignment) -> bool:
+    """Sharing that would need as many new aggregators as the job has saves nothing: it stays,
+    unless they have no room either, and others may be had."""
+    if pending.full & set(job.record.temporary) and not pending.refused:
+        return False
     return not plan.places or plan.new >= len(job.record.temporary)
 
 
@@ -339,9 +349,13 @@ def _apply(
 def _with_room(
     state: State, job: Job, pending: PendingAssignment, homes: list[AggregatorId], now_s: float
 ) -> list[AggregatorId] | None:
-    """`homes` where the job's regions fit by their bytes; else None: another attempt leaves out
-    what is full, and when nothing fits the job waits with that reason."""
+    """`homes` where the job's regions fit by their bytes, and its gradients on the links; else
+    None: another attempt leaves out what is full, and when nothing fits the job waits with that
+    reason."""
     short = room.without_room(state, job, homes)
+    if pending.cause in network.CHOOSY:
+        traffic = network.Traffic(state)
+        short = traffic.crowded(job, homes, may_stay=pending.refused) | short
     if not short:
         return homes
     if pending.cause == "start" and (dealt := room.repacked(state, job, homes)):
@@ -357,8 +371,8 @@ def _with_room(
     if pending.cause != "start":
         pending.wait_s = min(2 * pending.wait_s, RETRY_S_MAX)
     pending.full = frozenset()
-    job.refusals.pop(AllocationAsked(job.id), None)  # It has aggregators; they have no memory.
-    _wait(state, job, "; ".join(short.values()))
+    job.refusals.pop(AllocationAsked(job.id), None)  # It has aggregators; they have no room.
+    _wait(state, job, "; ".join(dict.fromkeys(short.values())))
     return None
 
 

@@ -45,6 +45,9 @@ class ControllerConfig(ServiceConfig, kw_only=True, frozen=True):
     host_s: Annotated[float, msgspec.Meta(ge=0.0, le=3600.0)] = 60.0
     """Seconds over which other work on aggregators' machines is watched: what takes half of them
     or more leaves aggregators of whole cores less time for jobs that come; 0: nothing does."""
+    network_fill: Fraction = 0.8
+    """Fraction of a link's budget that placements may fill, of machines that say theirs: gradients
+    come in bursts, and what else the link carries is a mean."""
     rehost_after_s: Duration = 15.0
     """Seconds without a sign of an aggregator after which its buckets go elsewhere, their optimiser
     state lost. Its supervisor's word that it starts it anew is a sign."""

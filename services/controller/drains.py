@@ -24,7 +24,7 @@ from slackwater.common.domains.slots.layout import (
     rule_names,
 )
 from slackwater.common.domains.slots.rules import RULES
-from slackwater.schemas.base import NOT_FOUND, AggregatorId, Message, Ok, Refused
+from slackwater.schemas.base import CONFLICT, NOT_FOUND, AggregatorId, Message, Ok, Refused
 from slackwater.schemas.cluster import (
     AggregatorDrain,
     DrainAggregator,
@@ -32,7 +32,7 @@ from slackwater.schemas.cluster import (
     DrainProgress,
     RestoreAggregator,
 )
-from slackwater.services.controller import assignment
+from slackwater.services.controller import assignment, scaling
 from slackwater.services.controller.room import sizes_of
 from slackwater.services.controller.state import Job, State
 
@@ -53,6 +53,11 @@ def order(state: State, message: DrainAggregator, now_s: float) -> Message:
             code=NOT_FOUND,
         )
     known = state.drains.get(id)
+    if known is None and id in scaling.given_back(state):
+        return Refused(
+            reason=f"aggregator {id} is empty and about to serve no cluster: it is not drained",
+            code=CONFLICT,
+        )
     if known is None or known.request != message.request:
         drain = AggregatorDrain(
             aggregator=id,

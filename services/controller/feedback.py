@@ -29,7 +29,7 @@ import msgspec
 from slackwater.schemas.base import AggregatorId
 from slackwater.schemas.placement import Profile
 from slackwater.schemas.telemetry import JobProfiled, WindowMeasured
-from slackwater.services.controller import assignment, interference, migrations
+from slackwater.services.controller import assignment, interference, migrations, network, room
 from slackwater.services.controller.policies.scheme import loss as loss_of
 from slackwater.services.controller.policies.view import (
     ClusterView,
@@ -378,6 +378,7 @@ def _empty_out(
     if len(jobs) == 1 and _keeps_all(state, jobs[0]):
         return None
     views: dict[str, JobView] = {job.id: job_view(state, job) for job in jobs}
+    traffic = network.Traffic(state)
     plans: list[tuple[Job, list[AggregatorId]]] = []
     for job in jobs:
         leaving = frozenset(
@@ -396,8 +397,12 @@ def _empty_out(
         # Not `current`: alone or not, this is about leaving.
         subject = replace(job_view(state, job, leaving), current=())
         homes = planned(state, job, view, subject)
-        if not homes:
+        full = homes and (
+            traffic.crowded(job, homes, may_stay=True) or room.without_room(state, job, homes)
+        )
+        if not homes or full:
             return None
+        traffic.take(job, homes)
         views[job.id] = replace(views[job.id], places=tuple(homes))
         plans.append((job, homes))
     return plans or None

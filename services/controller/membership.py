@@ -32,7 +32,14 @@ from slackwater.schemas.cluster import (
     TenantUse,
 )
 from slackwater.schemas.placement import WorkerDone
-from slackwater.services.controller import assignment, hosting, losses, migrations, scaling
+from slackwater.services.controller import (
+    assignment,
+    hosting,
+    losses,
+    migrations,
+    network,
+    scaling,
+)
 from slackwater.services.controller.keys import (
     AdoptionAsked,
     AllocationAsked,
@@ -54,6 +61,7 @@ def heard(state: State, heartbeat: AggregatorHeartbeat, now_s: float) -> None:
     entry.become("alive", "it is heard")
     if (usable := state.hosts.heard(heartbeat, now_s)) is not None:
         state.log("host.usable", node=heartbeat.node, usable=round(usable, 3))
+    network.heard(state, heartbeat, now_s)
     _workers_arrived(state, heartbeat, now_s)
     if not news:
         return

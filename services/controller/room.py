@@ -68,7 +68,7 @@ def without_room(state: State, job: Job, homes: Sequence[AggregatorId]) -> dict[
             both[0] += size
             # Between aggregators of one node a region is handed over, not copied.
             both[1] += (
-                0 if _node(state, home) in {_node(state, place) for place in places} else size
+                0 if node_of(state, home) in {node_of(state, place) for place in places} else size
             )
     found, ledger = {}, Ledger(state)
     for id in sorted(wanted):
@@ -165,15 +165,16 @@ class Ledger:
         held = 0
         for job in self._state.jobs.values():
             record, sizes = job.record, sizes_of(job)
-            held += sum(n for id, n in _held(job).items() if _node(self._state, id) == node)
+            held += sum(n for id, n in _held(job).items() if node_of(self._state, id) == node)
             for bucket in job.moved():
                 pair = (record.places[bucket].aggregator, record.target[bucket].aggregator)
-                if all(_node(self._state, id) == node for id in pair):
+                if all(node_of(self._state, id) == node for id in pair):
                     held -= sizes[bucket]
         return held
 
 
-def _node(state: State, id: AggregatorId) -> NodeId | None:
+def node_of(state: State, id: AggregatorId) -> NodeId | None:
+    """Return the machine of an aggregator; None: it was not heard yet."""
     entry = state.aggregators.get(id)
     return entry.heartbeat.node if entry is not None and entry.heartbeat else None
 

@@ -35,7 +35,7 @@ def end(state: State) -> None:
 
 def surplus(state: State) -> list[AggregatorId]:
     """The idle ones that go at the period's end: the others are kept for the demand measured."""
-    going = _going(state)
+    going = given_back(state)
     staying = sum(entry.ours and id not in going for id, entry in state.aggregators.items())
     return idle(state)[: max(0, staying - state.usage.keep)]
 
@@ -47,7 +47,7 @@ def idle(state: State) -> list[AggregatorId]:
 
 def unused(state: State) -> list[AggregatorId]:
     """Ours, of no use to anybody, and not given back yet: a job may have them at once."""
-    used, going = state.index.involved, _going(state)
+    used, going = state.index.involved, given_back(state)
     return [
         id
         for id, entry in state.aggregators.items()
@@ -62,7 +62,7 @@ def unused(state: State) -> list[AggregatorId]:
     ]
 
 
-def _going(state: State) -> set[AggregatorId]:
+def given_back(state: State) -> set[AggregatorId]:
     """Find those that the master was asked to take back."""
     return {key.aggregator for key in state.asked if isinstance(key, ReturnAsked)}
 

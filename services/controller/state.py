@@ -29,6 +29,7 @@ from slackwater.services.controller.config import ControllerConfig
 from slackwater.services.controller.host_load import Hosts
 from slackwater.services.controller.index import Index, Whereabouts
 from slackwater.services.controller.keys import AggregatorKey, JobKey
+from slackwater.services.controller.link_load import LinkLoads
 from slackwater.services.controller.phases import PHASES, PRESENCES, Presence
 from slackwater.services.controller.policies import load_policy
 from slackwater.services.controller.policies.view import JobView, Memory, Policy
@@ -75,7 +76,7 @@ class PendingAssignment:
     endured_s: float = 0.0
     """The iteration under congestion, for the cause "interfered"."""
     full: frozenset[AggregatorId] = frozenset()
-    """Aggregators without memory for what this attempt would have brought there."""
+    """Aggregators without memory, or a link, for what this attempt would have brought there."""
 
 
 @dataclass(slots=True)
@@ -278,6 +279,7 @@ class State:
         """In the order of their ids."""
         self.asked: dict[EffectKey, Asked] = {}
         self.hosts = Hosts(config.host_s)
+        self.links = LinkLoads(config.host_s)
         self.usage = Usage()
         self.line = Line(config.retry_s)
         """Jobs that are nowhere, as the master has no aggregator for them (waiting_jobs.py)."""

@@ -196,6 +196,7 @@ class Profiler:
             positions=positions if len(positions) == len(job.costs_s) else (),
             push_s_per_byte=push_s_per_byte,
             pull_s_per_byte=pull_s_per_byte,
+            network_bytes=job.iterations.links.bytes_of_iteration(job.iterations.workers),
             iteration_s=job.iterations.iteration_s(),
             task_cpu_s=tuple(job.costs_s[bucket] for bucket in range(len(job.costs_s))),
             iterations=count,

@@ -16,8 +16,11 @@ class LinkSums:
         self._all: dict[AggregatorId, LinkTimes] = {}
         self._fresh: dict[AggregatorId, LinkTimes] = {}
         self._said: tuple[LinkTimes, ...] = ()
+        self._iterations = 0
 
-    def add(self, links: Iterable[LinkTimes]) -> None:
+    def add(self, links: Iterable[LinkTimes], iterations: int) -> None:
+        """Take one rank's report of so many iterations."""
+        self._iterations += iterations
         for link in links:
             for sums in (self._all, self._fresh):
                 known = sums.get(link.aggregator)
@@ -29,6 +32,13 @@ class LinkSums:
             self._said = tuple(self._fresh[id] for id in sorted(self._fresh))
             self._fresh = {}
         return self._said
+
+    def bytes_of_iteration(self, ranks: int) -> int:
+        """Return the bytes that all ranks, so many, push or pull in an iteration over a network,
+        whichever is more; 0: nothing was measured."""
+        pushed = sum(link.pushed_bytes for link in self._all.values())
+        pulled = sum(link.pulled_bytes for link in self._all.values())
+        return max(pushed, pulled) * ranks // max(self._iterations, 1)
 
     def usual(self) -> tuple[float, float]:
         """Seconds per byte of pushes and of pulls: the lower median over the aggregators, so that

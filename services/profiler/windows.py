@@ -75,7 +75,7 @@ class Iterations:
         self.workers = max(self.workers, workers)
         entry = self._ranks.get(rank)
         if entry is not None or first_iteration == 1:
-            self.links.add(links)  # Else a part of it may be from before.
+            self.links.add(links, len(durations_s))  # Else a part of it may be from before.
         if entry is None:
             entry = self._ranks[rank] = _Rank()
             if first_iteration > 1:  # Its older part may have run under the placement before.

@@ -6,12 +6,14 @@ from slackwater.cli.show import with_client
 from slackwater.console import figures, tables
 from slackwater.console.options import Json, Url
 from slackwater.console.outcome import err, out, print_json
+from slackwater.console.sizes import human
 from slackwater.console.tables import Row
-from slackwater.schemas.cluster import AggregatorInfo
+from slackwater.schemas.cluster import AggregatorHeartbeat, AggregatorInfo
 from slackwater.schemas.tenants import TenantInfo
 
 AGGREGATOR_HEADS: Final = (
     "AGGREGATOR", "STATE", "CLUSTER", "NODE", "SHARE", "JOBS", "BUCKETS", "HELD", "MOVED",
+    "LINK",
 )  # fmt: skip
 TENANT_HEADS: Final = (
     "TENANT", "CORES", "USED", "BUSY", "LOSS", "LIMIT", "BEYOND", "RUNNING", "WAITING",
@@ -26,6 +28,7 @@ def aggregators(url: Url = None, json: Json = False) -> None:
     SHARE: cores that its tasks may take together.
     HELD: the memory of its buckets.
     MOVED: bytes that went in and out since it was started.
+    LINK: the load of its machine's link, by whomever, of its budget.
     """
     infos = with_client(url, lambda client: client.aggregators())
     if json:
@@ -53,14 +56,20 @@ def aggregator_state(info: AggregatorInfo) -> str:
 
 def _aggregator(info: AggregatorInfo) -> Row:
     beat = info.heartbeat
-    known = [""] * 6
+    known = [""] * 7
     if beat is not None:
         moved_bytes = beat.bytes_in + beat.bytes_out
         known = [
             beat.node, f"{beat.cpu_share:.2f}", str(beat.jobs), str(beat.buckets),
-            figures.megabytes(beat.held_bytes), figures.megabytes(moved_bytes),
+            figures.megabytes(beat.held_bytes), figures.megabytes(moved_bytes), _link(beat),
         ]  # fmt: skip
     return Row((info.record.id, aggregator_state(info), info.record.cluster or "", *known))
+
+
+def _link(beat: AggregatorHeartbeat) -> str:
+    """Say how busy its machine's link is; empty: what it can carry is not known."""
+    budget = beat.network_budget_bytes_s
+    return f"{beat.network_load_bytes_s / budget:.0%} of {human(budget)}/s" if budget else ""
 
 
 def tenants(url: Url = None, json: Json = False) -> None:

@@ -1,18 +1,23 @@
 """How commands reach a cluster, and what passes on its bus."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import os
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 import typer
 
+from slackwater.common.base import tracing
 from slackwater.common.bus.base import Delivery
+from slackwater.common.shell import otel
 from slackwater.common.shell.client import Client, connect
 from slackwater.console.documents import TIMES
 from slackwater.console.durations import clock
 from slackwater.console.options import Json, Url
 from slackwater.console.outcome import out, print_json, reported
+from slackwater.console.program import command_path
 from slackwater.console.where import credentials, resolve
 
 T = TypeVar("T")
@@ -27,8 +32,17 @@ def with_client(url: str | None, work: Callable[[Client], Awaitable[T]]) -> T:
             return await work(client)
 
     identity = credentials()
-    with reported():
+    with reported(), _traced():
         return asyncio.run(connected())
+
+
+@contextmanager
+def _traced() -> Iterator[None]:
+    """Record the command as a span, and what services do for it as others; a trace that
+    TRACEPARENT names has it as a part."""
+    header = os.environ.get(tracing.VARIABLE, "")
+    with otel.recording("", "", os.environ), tracing.whole(command_path.get(), header):
+        yield
 
 
 def tap(

@@ -13,7 +13,8 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from tests.integration.aggregator.wire import Wire, free_port
+from tests.integration.aggregator.wire import Wire
+from tests.ports import free_port
 
 from slackwater.agent import Agent
 from slackwater.common.base import codec, limits

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from tests.integration.aggregator.wire import free_port
+from tests.ports import free_port
 
 from slackwater.schemas import subjects
 

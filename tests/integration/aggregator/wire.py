@@ -2,20 +2,8 @@
 
 import asyncio
 import contextlib
-import random
 import socket
 import struct
-
-_PORTS = range(10_000, 32_000)
-"""Below those that the kernel gives to connections and listeners that name none."""
-
-
-def free_port() -> int:
-    """Return a port that nobody but another test, by the same rare draw, takes meanwhile."""
-    while True:
-        port = random.SystemRandom().choice(_PORTS)
-        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port
 
 
 class Wire:

@@ -81,7 +81,9 @@ async def test_what_a_service_shows_is_read_by_prometheus(service: str, tmp_path
     (kind,) = [
         value
         for value in vars(config_module).values()
-        if isinstance(value, type) and issubclass(value, ServiceConfig) and value != ServiceConfig
+        if isinstance(value, type)
+        and issubclass(value, ServiceConfig)
+        and value.__module__ == config_module.__name__
     ]
     config = parse_config({"id": "x1", "state_dir": str(tmp_path)}, kind, "test")
     shell = importlib.import_module(f"slackwater.services.{service}.shell")

@@ -73,6 +73,11 @@ class Pool:
         """Memory of each aggregator; 0: they do not say."""
         self.node_memory_bytes = 0
         """Memory of all of them together; 0: each for itself."""
+        self.nodes: dict[str, str] = {}
+        """Aggregator -> its machine; one that is not named is on machine n."""
+        self.network_budget_bytes_s = 0
+        self.carried_bytes_s: dict[str, int] = {}
+        """Machine -> the load of its link."""
         self.all = [AggregatorId(f"a{n}") for n in range(aggregators)]
         self.records: dict[AggregatorId, AggregatorRecord] = {}
         self.held: dict[AggregatorId, dict[tuple[JobId, int], int]] = {a: {} for a in self.all}
@@ -206,14 +211,17 @@ class Harness:
 
     def beat(self, *ids: str, arrived: tuple[WorkersAt, ...] = ()) -> None:
         for id in ids or self.pool.all:
+            node = self.pool.nodes.get(id, "n")
             self.see(
                 AggregatorHeartbeat(
                     service="aggregator", id=id,
                     incarnation=self.pool.incarnations[AggregatorId(id)], at_s=self.now_s,
-                    node=NodeId("n"), cpu_share=SHARE, addresses=(("shm", id),), buckets=0,
+                    node=NodeId(node), cpu_share=SHARE, addresses=(("shm", id),), buckets=0,
                     jobs=0, held_bytes=0, busy_s=0.0, bytes_in=0, bytes_out=0, arrived=arrived,
                     memory_bytes=self.pool.memory_bytes,
                     node_memory_bytes=self.pool.node_memory_bytes,
+                    network_budget_bytes_s=self.pool.network_budget_bytes_s,
+                    network_load_bytes_s=self.pool.carried_bytes_s.get(node, 0),
                 )
             )  # fmt: skip
 
@@ -223,14 +231,23 @@ class Harness:
             self.beat(*(id for id in self.pool.all if id not in but))
             self.tick()
 
-    def place(self, id: str, costs_s: list[float], iteration_s: float = 1.0) -> None:
+    def place(
+        self, id: str, costs_s: list[float], iteration_s: float = 1.0, network_bytes: int = 0
+    ) -> None:
         """A new job, up to the assignment that follows its profile."""
         assert self.ask(placed(id, len(costs_s))) == Ok()
-        self.profile(id, costs_s, iteration_s)
+        self.profile(id, costs_s, iteration_s, network_bytes)
         self.migrated(id)
 
-    def profile(self, id: str, costs_s: list[float], iteration_s: float = 1.0) -> None:
-        profile = Profile(iteration_s=iteration_s, task_cpu_s=tuple(costs_s), iterations=5)
+    def profile(
+        self, id: str, costs_s: list[float], iteration_s: float = 1.0, network_bytes: int = 0
+    ) -> None:
+        profile = Profile(
+            iteration_s=iteration_s,
+            task_cpu_s=tuple(costs_s),
+            iterations=5,
+            network_bytes=network_bytes,
+        )
         epoch = sum(place.location_epoch for place in self.stored[id].places)
         self.see(JobProfiled(job=JobId(id), location_epoch=epoch, profile=profile))
 
@@ -262,7 +279,7 @@ class Harness:
                 )
 
     def window(
-        self, id: str, iteration_s: float, iterations: int = 20, times: int = 2, **used: float
+        self, id: str, iteration_s: float, iterations: int = 20, times: int = 2, **used: Any
     ) -> None:
         """Two in succession: the second confirms the first."""
         epoch = sum(place.location_epoch for place in self.stored[id].places)

@@ -5,12 +5,13 @@ from tests.unit.services.controller.harness import Harness, Pool, placed
 from slackwater.schemas.base import AggregatorId, JobId, Ok, Refused
 from slackwater.schemas.cluster import (
     AllocateAggregators,
+    DeallocateAggregators,
     DrainAggregator,
     DrainProgress,
     RestoreAggregator,
 )
 from slackwater.schemas.jobs import JobSpec
-from slackwater.schemas.placement import MigrateInit, PlaceJob
+from slackwater.schemas.placement import MigrateInit, PlaceJob, ReleaseJob
 from slackwater.schemas.tensors import TensorSpec, UpdateRule
 from slackwater.services.controller import drains
 
@@ -196,6 +197,17 @@ def test_a_job_that_is_being_profiled_there_leaves_when_half_of_the_time_is_over
     assert "a0" not in harness.homes("j")
     harness.profile(JobId("j"), [0.01, 0.01])
     assert harness.stored["j"].profile is not None
+
+
+def test_one_that_is_being_given_back_is_not_promised_to_be_kept_empty() -> None:
+    harness = two()
+    harness.hold = (DeallocateAggregators,)
+    assert harness.ask(ReleaseJob(job=JobId("j"))) == Ok()
+    harness.pass_time(5)
+    answer = harness.ask(DrainAggregator(request="r1", aggregator="a0", within_s=10.0))
+    assert isinstance(answer, Refused)
+    assert "is empty and about to serve no cluster" in answer.reason
+    assert harness.drains == {}
 
 
 def test_an_aggregator_of_another_cluster_is_refused_with_the_reason() -> None:

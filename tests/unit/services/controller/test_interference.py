@@ -61,10 +61,13 @@ def test_an_aggregator_is_congested_if_it_stands_out(
 class Measured(Harness):
     """Jobs whose transfers are measured."""
 
-    def profile(self, id: str, costs_s: list[float], iteration_s: float = 1.0) -> None:
+    def profile(
+        self, id: str, costs_s: list[float], iteration_s: float = 1.0, network_bytes: int = 0
+    ) -> None:
         profile = Profile(
             iteration_s=iteration_s, task_cpu_s=tuple(costs_s), iterations=5,
             push_s_per_byte=USUAL.push_s_per_byte, pull_s_per_byte=USUAL.pull_s_per_byte,
+            network_bytes=network_bytes,
         )  # fmt: skip
         self.see(JobProfiled(job=JobId(id), location_epoch=self.epoch_of(id), profile=profile))
 
