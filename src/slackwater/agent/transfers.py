@@ -1,7 +1,7 @@
 """Bytes of buckets that must be moved: pushes, pulls and seeds of regions that are not mapped here.
 
-Several go on at once, within a bound. One that fails ends its channel, or is done again where the
-bucket is attached next.
+Several go on at once, within a bound, those of early layers first (gate.py). One that fails ends
+its channel, or is done again where the bucket is attached next.
 """
 
 import asyncio
@@ -12,6 +12,7 @@ from typing import Final
 from slackwater.agent.attachment import Attached
 from slackwater.agent.core import AgentCore
 from slackwater.agent.effects import Ring, WriteSeed, WriteSize
+from slackwater.agent.gate import Gate
 from slackwater.agent.initial import Initial
 from slackwater.agent.on_device import StagedOnDevice
 from slackwater.agent.region_access import InPlace, Staged
@@ -27,7 +28,7 @@ from slackwater.schemas.base import AggregatorId
 
 _log = logging.getLogger("slackwater.agent")
 _TRANSFERS: Final = 4
-"""Pushes and pulls in flight at once."""
+"""Pushes and pulls in flight at once; of those that wait, early layers go first."""
 Drop = Callable[[AggregatorId, Channel, Exception], Awaitable[None]]
 Have = Callable[[WorkerBucket, Attached, int], None]
 
@@ -44,7 +45,7 @@ class Transfers:
         """`have` is called when a bucket's parameters are here, `drop` begins anew with a peer."""
         self._core, self._channels, self._initial = core, channels, initial
         self._have, self._drop = have, drop
-        self._free = asyncio.Semaphore(_TRANSFERS)
+        self._gate = Gate(_TRANSFERS)
         self._copying = asyncio.Lock()
         """States are read one part at a time: pushes and pulls come first."""
         self._seeding: set[tuple[AggregatorId, int]] = set()
@@ -59,7 +60,7 @@ class Transfers:
             return
         rung = encode_rings([(ring.handle, ring.iteration)])
         try:
-            async with self._free:
+            async with self._gate.turn(ring.bucket):
                 # Taken now: the word alone completes the fold, so this push may be refused before
                 # its write is answered.
                 again, bucket.was_refused = bucket.was_refused, False
@@ -76,7 +77,7 @@ class Transfers:
     async def fetch(self, who: str, bucket: WorkerBucket, slots: Attached, version: int) -> None:
         assert isinstance(slots, Staged)
         try:
-            async with self._free:
+            async with self._gate.turn(bucket.index):
                 await slots.fetch(version)
         except (Unavailable, Rejected) as error:
             # It is delivered again where the bucket is attached next; if that is nowhere else, we
@@ -95,7 +96,7 @@ class Transfers:
             return  # Asked again, while it is being written: the answer to that serves both.
         self._seeding.add(key)
         try:
-            async with self._free:
+            async with self._gate.turn(bucket.index):
                 said = await self._fill(seed, bucket, slots)
             channel.send(encode_control(said))
         except (Unavailable, Rejected) as error:

@@ -30,7 +30,7 @@ def test_the_program_counts_before_the_environment(
 @pytest.mark.parametrize(
     ("given", "environment", "said"),
     [
-        ("rdma", "tcp", "transport 'rdma': choose shm, verbs, tcp or auto"),
+        ("rdma", "tcp", "transport 'rdma': choose shm, verbs, tls, tcp or auto"),
         ("", None, "transport '': choose"),
         (None, "TCP", "SLACKWATER_TRANSPORT 'TCP': choose"),
     ],
