@@ -72,6 +72,8 @@ def main() -> None:
         )
     if state is not None:
         state.close()
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -59,6 +59,10 @@ class MasterConfig(ServiceConfig, kw_only=True, frozen=True):
     """Machines with GPUs that there are at least."""
     autoscale_nodes_max: Annotated[int, msgspec.Meta(ge=1, le=WORKER_NODES_MAX)] = 1
     """Machines with GPUs that are had at most."""
+    autoscale_aggregators_min: Annotated[int, msgspec.Meta(ge=0, le=AGGREGATORS_MAX)] = 0
+    """Aggregators that there are at least."""
+    autoscale_aggregators_max: Annotated[int, msgspec.Meta(ge=0, le=AGGREGATORS_MAX)] = 0
+    """Aggregators that the hook starts at most; 0: it starts and stops none."""
     autoscale_node_hour_cost: Annotated[float, msgspec.Meta(ge=0.0)] = 0.0
     """The price of a machine's hour, in any currency; 0: it is not shown."""
     autoscale_period_s: Duration = 300.0
@@ -97,8 +101,8 @@ class MasterConfig(ServiceConfig, kw_only=True, frozen=True):
     """How long they are kept."""
     facts_per_subject: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 256
     """Facts of one kind about one job, aggregator or other thing."""
-    facts_replicas: Annotated[int, msgspec.Meta(ge=1, le=5)] = 1
-    """Servers of a NATS cluster that have a copy of them."""
+    facts_replicas: Annotated[int, msgspec.Meta(ge=0, le=5)] = 0
+    """Servers that keep the facts; 0: as many as keep records (`replicas`)."""
 
 
 def gpu_rules(config: MasterConfig) -> Rules:

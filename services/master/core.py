@@ -16,7 +16,7 @@ receiver takes a repeated command for the one it has carried out.
     rerun               run again, deleted         goodput        what jobs' agents report
     gang_starts         gangs kept from starting   hangs          ranks that hold others up
     usage               what tenants used          usage_listing  the same for people
-    scaling             another number of workers  autoscaling    machines bought, returned
+    scaling             another number of workers  autoscaling    orders to the hook
 """
 
 from collections import Counter
@@ -116,6 +116,7 @@ from slackwater.services.master import (
 from slackwater.services.master.config import MasterConfig
 from slackwater.services.master.explain import brief, fitting, shown
 from slackwater.services.master.gangs import joins, processes
+from slackwater.services.master.gpu_machines import GpuMachines, vacate
 from slackwater.services.master.jobs import (
     Job,
     active_first,
@@ -140,6 +141,7 @@ from slackwater.services.master.keys import (
 )
 from slackwater.services.master.pool import BUCKET as NODES_BUCKET
 from slackwater.services.master.snapshot import Durations
+from slackwater.services.master.spare_aggregators import SpareAggregators
 from slackwater.services.master.state import JOBS_BUCKET, State, tenants
 from slackwater.services.master.tenancy import held_to
 from slackwater.services.master.usage import USAGE_BUCKET
@@ -148,12 +150,12 @@ from slackwater.services.master.usage import USAGE_BUCKET
 class Master:
     def __init__(self, config: MasterConfig, durations: Durations | None = None) -> None:
         """`durations`: seconds that jobs run, where a simulation knows them."""
-        autoscaling.check(config)
         chosen = gpu_policy.scheduler(
             config, config.gpu_policy, config.gpu_policy_settings, durations is not None
         )
         self.state = State(config, chosen, durations)
-        self.scaling = autoscaling.Scaling()
+        self.scalings = [autoscaling.Scaling(kind()) for kind in (GpuMachines, SpareAggregators)]
+        autoscaling.check(config, self.scalings)
         pool = self.state.pool
         self._handlers: dict[type[Message], Callable[[int, Any, float], None]] = {
             SubmitJob: self._submit,
@@ -213,7 +215,7 @@ class Master:
                 self.state.pool.unreadable = event.damaged.get(NODES_BUCKET, frozenset())
                 self._recover(event.epoch, event.records, now_s)
             case autoscaling.HookEnded():
-                autoscaling.ended(self.state, self.scaling, event, now_s)
+                autoscaling.ended(self.state, self.scalings, event, now_s)
             case Draining():
                 pass  # The shell refuses what is new; what is begun needs nothing from here.
         if dispatch.dispatch(self.state, now_s):
@@ -264,8 +266,7 @@ class Master:
         policies = records.get(gpu_policy.POLICIES_BUCKET, {})
         policy = policies.get(gpu_policy.POOL)
         gpu_policy.restore(state, policy if isinstance(policy, PolicyRecord) else None)
-        found_order = records.get(autoscaling.SCALING_BUCKET, {}).get(autoscaling.POOL)
-        autoscaling.recover(state, self.scaling, found_order, now_s)
+        autoscaling.recover(state, self.scalings, records.get(autoscaling.SCALING_BUCKET, {}))
         state.out.append(StartTimer(TickDue(), now_s + state.config.tick_s))
         for job in list(state.unsettled.values()):
             lifecycle.advance(state, job)
@@ -334,10 +335,9 @@ class Master:
         self.state.reply(token, usage_listing.answer(self.state, message, now_s))
 
     def _policy(self, token: int, message: GetPolicy, now_s: float) -> None:
-        state = self.state
-        have = autoscaling.machines(state, now_s)
-        told = autoscaling.described(state, self.scaling, have)
-        self.state.reply(token, msgspec.structs.replace(gpu_policy.info(state), machines=told))
+        told = autoscaling.described(self.state, self.scalings, now_s)
+        info = gpu_policy.info(self.state)
+        self.state.reply(token, msgspec.structs.replace(info, machines=told))
 
     def _set_policy(self, token: int, message: SetPolicy, now_s: float) -> None:
         self.state.reply(token, gpu_policy.set_policy(self.state, message, now_s))
@@ -464,8 +464,9 @@ class Master:
         state.out += state.pool.tick(now_s)
         for job in list(state.unsettled.values()):
             self._look_after(job, now_s)
+        vacate(state, state.nodes.cordoned(), now_s)
         dispatch.tick(state, now_s)
-        autoscaling.tick(state, self.scaling, now_s)
+        autoscaling.tick(state, self.scalings, now_s)
 
     def _look_after(self, job: Job, now_s: float) -> None:
         """Find out whether it is dead, and order what nobody has confirmed."""

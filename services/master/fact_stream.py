@@ -22,7 +22,7 @@ def keep_facts(world: World, config: MasterConfig) -> Callable[[Port], Coroutine
         nbytes=config.facts_bytes,
         seconds=config.facts_s,
         per_subject=config.facts_per_subject,
-        replicas=config.facts_replicas,
+        replicas=config.facts_replicas or config.replicas,
     )
 
     async def facts(port: Port) -> None:

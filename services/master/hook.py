@@ -1,11 +1,14 @@
-"""Calls the operator's hook that adds and returns machines: a command, or a webhook.
+"""Calls the operator's hook that adds and returns machines and aggregators: a command, or a
+webhook.
 
-    HOOK add ID COUNT           HOOK return ID MACHINE ...
+    HOOK add ID COUNT                   HOOK return ID MACHINE ...
+    HOOK add-aggregators ID COUNT       HOOK return-aggregators ID AGGREGATOR ...
 
 A command takes the order by exit status 0; the last line of what it prints on stderr is the reason
-of a refusal. A webhook (http://, https://) is posted {"id", "order", "count" | "machines"} as JSON
-and takes the order by a status of 2xx. Either is given `within_s`, and is told an order again under
-the same id where its answer was lost. A hook that takes longer is killed, and has not taken it.
+of a refusal. A webhook (http://, https://) is posted {"id", "order", "count" | "machines" |
+"aggregators"} as JSON and takes the order by a status of 2xx. Either is given `within_s`, and is
+told an order again under the same id where its answer was lost. A hook that takes longer is killed,
+and has not taken it.
 """
 
 import asyncio
@@ -67,10 +70,11 @@ async def _tail(stream: asyncio.StreamReader) -> str:
 
 def _post(effect: CallHook) -> str:
     told: dict[str, object] = {"id": effect.id, "order": effect.verb}
-    if effect.verb == "add":
+    if effect.verb.startswith("add"):
         told["count"] = int(effect.machines[0])
     else:
-        told["machines"] = list(effect.machines)
+        what = "machines" if effect.verb == "return" else "aggregators"
+        told[what] = list(effect.machines)
     asked = request.Request(  # noqa: S310  # `call` has seen that it is http or https.
         effect.hook, msgspec.json.encode(told), {"Content-Type": "application/json"}
     )

@@ -349,7 +349,8 @@ def dead(job: Job, nodes: Nodes, config: MasterConfig, begun_s: float, now_s: fl
         seen_s = nodes.seen_s(node)
         if job.order("start", node) in job.told and seen_s is not None:
             runs, missing_s = nodes.runs(node), config.rank_missing_s
-            if why := _vanished(job, node, ranks, runs, missing_s, seen_s):
+            heard_s = nodes.heard_s(node)
+            if why := _vanished(job, node, ranks, runs, missing_s, seen_s, heard_s):
                 return why
     return ""
 
@@ -390,15 +391,17 @@ def _vanished(
     runs: frozenset[tuple[JobId, int]],
     missing_s: float,
     seen_s: float,
+    heard_s: float,
 ) -> str:
-    """A rank that its node, heard at `seen_s`, has not run for so long and that has not ended has
-    vanished. While the node is silent nobody knows: its service may be about to tell the end."""
+    """A rank that its node, heard at `seen_s` and without a gap for `heard_s`, has not run for so
+    long and that has not ended has vanished. While the node is silent nobody knows, and after that
+    its service may be about to tell the end."""
     for rank in ranks:
         ended = str(rank) in job.record.results
         if ended or (job.id, rank) in runs or job.awaited(rank):
             job.missing_since_s.pop(rank, None)
             continue
         since_s = job.missing_since_s.setdefault(rank, seen_s)
-        if seen_s - since_s > missing_s:
+        if min(seen_s - since_s, heard_s) > missing_s:
             return f"rank {rank} vanished from {node} and reported no end"
     return ""

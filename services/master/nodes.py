@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Final, Literal, assert_never
 
-from slackwater.common.base.limits import WORKER_NODES_MAX
+from slackwater.common.base.limits import HEARTBEAT_S, WORKER_NODES_MAX
 from slackwater.common.base.words import number_of
 from slackwater.schemas.base import JobId, NodeId
 from slackwater.schemas.cluster import WorkerHeartbeat
@@ -42,7 +42,10 @@ class Wait:
         asks = f"waits for {number_of(self.asked, 'worker slot')}"
         match self.cause:
             case "node":
-                return f"{asks}: no worker node is heard; start one with `slackwater run worker`"
+                return (
+                    f"{asks}: no worker node is heard that takes jobs; start one with `slackwater "
+                    "run worker`"
+                )
             case "larger-node":
                 return (
                     f"{asks} on one node: the largest has {self.most}; start a worker node with "
@@ -67,6 +70,10 @@ AVOIDED_S_MAX: Final = 60.0
 first time, then twice as many each time, up to the second."""
 
 
+GAP_S: Final = 3 * HEARTBEAT_S
+"""Heartbeats further apart than this are not one series: the node, or the bus, was away between."""
+
+
 @dataclass(slots=True)
 class _Avoided:
     why: str
@@ -78,6 +85,8 @@ class _Avoided:
 class _Node:
     heartbeat: WorkerHeartbeat
     seen_s: float
+    since_s: float
+    """Since when its heartbeats come without a gap."""
 
 
 @dataclass(slots=True)
@@ -137,13 +146,16 @@ class Nodes:
         known = self._nodes.get(heartbeat.node)
         if known is None and len(self._nodes) >= WORKER_NODES_MAX:
             return False
-        self._nodes[heartbeat.node] = _Node(heartbeat, now_s)
+        unbroken = known is not None and now_s - known.seen_s <= GAP_S
+        since_s = known.since_s if known is not None and unbroken else now_s
+        self._nodes[heartbeat.node] = _Node(heartbeat, now_s, since_s)
         return (
             known is None
             or now_s - known.seen_s > self._silent_s
             or known.heartbeat.slots != heartbeat.slots
             or known.heartbeat.gpus != heartbeat.gpus
             or known.heartbeat.rack != heartbeat.rack
+            or known.heartbeat.cordoned != heartbeat.cordoned
         )
 
     def heartbeats(self, now_s: float) -> Iterator[tuple[WorkerHeartbeat, bool]]:
@@ -154,6 +166,11 @@ class Nodes:
     def seen_s(self, node: NodeId) -> float | None:
         entry = self._nodes.get(node)
         return entry.seen_s if entry else None
+
+    def heard_s(self, node: NodeId) -> float:
+        """Return for how long its heartbeats came without a gap, up to the last one."""
+        entry = self._nodes.get(node)
+        return entry.seen_s - entry.since_s if entry else 0.0
 
     def runs(self, node: NodeId) -> frozenset[tuple[JobId, int]]:
         """The (job, rank) pairs of the node's last heartbeat."""
@@ -173,6 +190,10 @@ class Nodes:
     def silent(self, node: NodeId, now_s: float) -> bool:
         entry = self._nodes.get(node)
         return entry is None or now_s - entry.seen_s > self._silent_s
+
+    def cordoned(self) -> frozenset[NodeId]:
+        """Name the nodes that an operator is about to take away, as they told last."""
+        return frozenset(id for id, node in self._nodes.items() if node.heartbeat.cordoned)
 
     def avoid(self, node: NodeId, why: str, now_s: float) -> float:
         """Give the node no GPU job for a while; return for how many seconds."""
@@ -196,15 +217,18 @@ class Nodes:
     def _usable(self, node: NodeId, now_s: float) -> bool:
         avoided = self._avoided.get(node)
         kept = avoided is None or avoided.until_s <= now_s
-        return kept and node not in self.leaving and not self.silent(node, now_s)
+        return kept and self._open(node, now_s)
+
+    def _open(self, node: NodeId, now_s: float) -> bool:
+        """Say whether jobs may be started there: it is heard, and nobody takes it away."""
+        entry = self._nodes.get(node)
+        taken_away = entry is None or entry.heartbeat.cordoned or node in self.leaving
+        return not taken_away and not self.silent(node, now_s)
 
     def slots(self, now_s: float) -> tuple[Capacity, ...]:
-        """Slots of each node that was ever heard; none while it is silent, or is returned."""
+        """Slots of each node that was ever heard; none while it is silent, or is taken away."""
         return tuple(
-            Capacity(
-                id,
-                0 if id in self.leaving or self.silent(id, now_s) else int(node.heartbeat.slots),
-            )
+            Capacity(id, int(node.heartbeat.slots) if self._open(id, now_s) else 0)
             for id, node in sorted(self._nodes.items())
         )
 
@@ -234,7 +258,7 @@ class Nodes:
         slots = {
             id: int(node.heartbeat.slots)
             for id, node in sorted(self._nodes.items())
-            if now_s - node.seen_s <= self._silent_s and id not in self.leaving
+            if self._open(id, now_s)
         }
         return Room(
             free={id: count - self.taken[id] for id, count in slots.items()},

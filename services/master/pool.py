@@ -72,6 +72,13 @@ class Pool:
         self._full_logged = False
         self._cleaning: set[AggregatorId] = set()
         """Free ones that are being asked what they still hold."""
+        self.leaving: frozenset[str] = frozenset()
+        """Free ones that are about to be stopped: they are given to nobody."""
+        self.lacked = (0, -math.inf)
+        """The number that the last request asked for, if it was refused for want of free ones, and
+        when."""
+        self.grows_to = 0
+        """The most that the operator's hook may start; 0: none."""
         self.unreadable: frozenset[str] = frozenset()
         """Aggregators whose records are damaged: they are somebody's, and neither given nor
         emptied."""
@@ -93,7 +100,7 @@ class Pool:
 
     def unallocated(self, cluster: ClusterId) -> int:
         """How many more aggregators the cluster could be given now."""
-        return min(self._max - self._held_by(cluster), len(self._free()))
+        return min(self._max - self._held_by(cluster), len(self.free()))
 
     def lent(self) -> Counter[JobId]:
         """Count the temporary aggregators that are allocated for each job's profiling."""
@@ -164,7 +171,7 @@ class Pool:
     def counts(self) -> dict[str, int]:
         """Count members by state: free, used by a cluster, dead."""
         dead = len(self._members) - self.alive
-        free = len(self._free())
+        free = len(self.free())
         return {"free": free, "used": self.alive - free, "dead": dead}
 
     def tick(self, now_s: float) -> list[Effect]:
@@ -193,11 +200,14 @@ class Pool:
                 f"{self._max} "
                 "(aggregators_max of the master)"
             )
-        free = self._free()
+        free = self.free()
         room = self._max - self._held_by(ask.cluster)
         count = min(ask.count, room, len(free))
         if count < needed:
+            if room >= needed:
+                self.lacked = (needed, now_s)
             return [], self._short(ask, needed, len(free), room)
+        self.lacked = (0, now_s)
         effects: list[Effect] = []
         for id in free[:count]:
             record = AggregatorRecord(
@@ -256,12 +266,36 @@ class Pool:
             )
         return AggregatorList(aggregators=tuple(infos))
 
+    def free(self) -> list[AggregatorId]:
+        """Return live, unallocated, empty aggregators, by id."""
+        return sorted(
+            id
+            for id, member in self._members.items()
+            if member.alive
+            and member.heartbeat.buckets == 0
+            and id not in self._records
+            and id not in self.unreadable
+            and id not in self.leaving
+        )
+
+    def serving(self) -> list[AggregatorId]:
+        """List those that are heard and are not about to be stopped, by id."""
+        return sorted(id for id, m in self._members.items() if m.alive and id not in self.leaving)
+
+    def is_alive(self, id: AggregatorId) -> bool:
+        return id in self._members and self._members[id].alive
+
+    def serves(self, id: AggregatorId) -> bool:
+        """Say whether it is allocated, or holds anything."""
+        member = self._members.get(id)
+        return id in self._records or (member is not None and member.heartbeat.buckets > 0)
+
     # Inside -------------------------------------------------------------------------------------
 
     def _short(self, ask: AllocateAggregators, needed: int, free: int, room: int) -> Refused:
         """Waiting would not help in a pool that is too small to profile a job beside one that asks
         for as much, once nobody is being profiled there: nothing is given back soon."""
-        small = len(self._members) < 2 * needed and self._records
+        small = len(self._members) < 2 * needed and self.alive >= self.grows_to and self._records
         hopeless = ask.temporary_for and small and not self.profiling
         remedies = []
         if free < needed:
@@ -277,17 +311,6 @@ class Pool:
 
     def _held_by(self, cluster: ClusterId) -> int:
         return sum(record.cluster == cluster for record in self._records.values())
-
-    def _free(self) -> list[AggregatorId]:
-        """Return live, unallocated, empty aggregators, by id."""
-        return sorted(
-            id
-            for id, member in self._members.items()
-            if member.alive
-            and member.heartbeat.buckets == 0
-            and id not in self._records
-            and id not in self.unreadable
-        )
 
     def _event(self, record: AggregatorRecord, fact: _Fact, now_s: float) -> Publish:
         return Publish(

@@ -264,9 +264,7 @@ class Snapshot:
         kind = capacities[0].gpu_type if capacities else ""
         unheard = (Capacity(node, 0, kind) for node in lost)  # By a master that just began.
         nodes = sorted((*capacities, *unheard), key=lambda c: c.node)
-        now = tuple(
-            replace(c, number=max(c.number - self._kept[c.node], self._held[c.node])) for c in nodes
-        )
+        now = tuple(map(self._seen, nodes))
         if now == self._capacities:
             return
         self._capacities = now
@@ -288,6 +286,11 @@ class Snapshot:
             for id in self.jobs:
                 self.jobs[id] = self._job(id, self._records[id])
             self.waiting = {id: self.jobs[id] for id in self.waiting}
+
+    def _seen(self, told: Capacity) -> Capacity:
+        """Leave out what jobs hold that no policy moves; what others hold is there in any case."""
+        number = max(told.number - self._kept[told.node], self._held[told.node])
+        return told if number == told.number else replace(told, number=number)
 
     def _view(self, now_s: float, changed: list[JobId] | None) -> View:
         free = [each.number - self._held[each.node] for each in self._capacities]

@@ -65,6 +65,7 @@ class State:
         """The record of the GPUs' policy."""
         self.jobs: dict[JobId, Job] = {}
         self.pool = Pool(config.aggregators_max)
+        self.pool.grows_to = config.autoscale_aggregators_max if config.autoscale_hook else 0
         self.clusters = Clusters(config.cluster_scaling_s)
         self.nodes = Nodes(config.node_silent_s)
         self.usage = Usage(config.usage_days)

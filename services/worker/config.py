@@ -38,6 +38,9 @@ class WorkerConfig(ServiceConfig, kw_only=True, frozen=True):
     jobs are told so."""
     rack: MaybeId = ""
     """The rack, or other group of well-connected machines, that this one belongs to."""
+    cordoned: bool = False
+    """Take no more jobs. Jobs without GPUs that run here go on, those with GPUs move to other nodes
+    once they have saved."""
     cores: Cores = 0.0
     """Cores of CPU that jobs may be given; 0: all that this service may use."""
     memory_bytes: Count = 0

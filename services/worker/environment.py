@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final
 
-from slackwater.common.base import limits
+from slackwater.common.base import limits, tracing
 from slackwater.common.bus.access import VARIABLES
 from slackwater.schemas.base import RUN_ATTEMPTS, NodeId
 from slackwater.schemas.gpus import described, held
@@ -49,6 +49,7 @@ def rank_environment(
     """Make the environment of a rank; `result`: the file that it may write, `venv`: the folder of
     its virtual environment."""
     return {
+        **_trace(),
         **in_venv({**inherited(os.environ, config.environment), **effect.env}, effect.env, venv),
         "SLACKWATER_JOB": effect.job,
         "SLACKWATER_RANK": str(effect.rank),
@@ -60,6 +61,12 @@ def rank_environment(
         **gang_environment(effect, node),
         "PYTHONUNBUFFERED": "1",  # The last line of a log is the reason of a failure.
     }
+
+
+def _trace() -> dict[str, str]:
+    """Hand on the trace that the launch is part of: a program that traces goes on with it."""
+    found = tracing.current()
+    return {tracing.VARIABLE: found} if found else {}
 
 
 def in_venv(environment: Mapping[str, str], asked: Mapping[str, str], venv: str) -> dict[str, str]:

@@ -243,7 +243,7 @@ class Processes:
             files.intend(intent)
             make_room(files, account)
             environment = self._environment(effect, files, account)
-            held.append(open_ticket(files, self._relay.path, account))
+            held.append(open_ticket(files, self._relay.path, account, self._config.tls.ca))
             environment[TICKET] = str(held[-1])
             held.insert(0, files.open_log(self._config.log_bytes_max))
             if account:  # Else /dev/stdout is not its own to open.
@@ -453,18 +453,10 @@ def definition(config: WorkerConfig, world: World) -> ServiceDefinition:
 
     def heartbeat(now_s: float) -> WorkerHeartbeat:
         return WorkerHeartbeat(
-            service="worker",
-            id=config.id,
-            incarnation=0,
-            at_s=now_s,
-            node=node,
-            slots=config.slots,
-            running=core.running(),
-            gpus=inventory.gpus,
-            cores=cores,
-            memory_bytes=memory_bytes,
-            rack=config.rack,
-        )
+            service="worker", id=config.id, incarnation=0, at_s=now_s, node=node,
+            slots=config.slots, running=core.running(), gpus=inventory.gpus, cores=cores,
+            memory_bytes=memory_bytes, rack=config.rack, cordoned=config.cordoned,
+        )  # fmt: skip
 
     return ServiceDefinition(
         service="worker",

@@ -33,13 +33,15 @@ def make_token(files: RankFiles, uid: int) -> bytes:
     return token
 
 
-def open_ticket(files: RankFiles, relay: Path, account: int) -> int:
+def open_ticket(files: RankFiles, relay: Path, account: int, ca: str = "") -> int:
     """Return the descriptor by which the rank's program is known to the relay at this socket.
-    `account`: 0 for the service's own. Raises OSError."""
+    `account`: 0 for the service's own; `ca`: the file of the authority that vouches for other
+    hosts. Raises OSError."""
     own = os.geteuid()
     token = make_token(files, account or own)
     hello = RelayHello(job=files.job, rank=files.rank, attempt=files.attempt, token=token)
-    return write_ticket(Ticket(path=str(relay), hello=hello, service=own))
+    trusted = Path(ca).read_text(encoding="ascii", errors="replace") if ca else ""
+    return write_ticket(Ticket(path=str(relay), hello=hello, service=own, ca=trusted))
 
 
 def is_token(files: RankFiles, token: bytes, uid: int) -> bool:

@@ -19,7 +19,7 @@ FAULT: Final = "FAULT"
 def nodes(url: Url = None, json: Json = False) -> None:
     """List worker nodes: what each has, and what jobs hold of it.
 
-    STATE: ready, or lost (not heard).
+    STATE: ready, cordoned (it takes no more jobs), or lost (not heard).
     GPUS: of each type, those that jobs hold, of how many.
     SLOTS: processes of jobs without GPUs, of how many may run.
     CORES, MEMORY: what its jobs may be given together.
@@ -47,7 +47,7 @@ def _node(info: NodeInfo) -> Row:
     beat = info.heartbeat
     cells = (
         beat.node,
-        "ready" if info.alive else "lost",
+        "lost" if not info.alive else "cordoned" if beat.cordoned else "ready",
         gpu_text(info),
         f"{info.slots_used}/{beat.slots}",
         str(info.jobs),

@@ -18,8 +18,15 @@ from pathlib import Path
 import pytest
 
 from slackwater.common.base import limits
+from slackwater.common.base.errors import Retryable
 from slackwater.common.bus.server import NatsServer
 from slackwater.common.shell.client import Client, connect
+from slackwater.schemas.base import AggregatorId, ClusterId, Ok
+from slackwater.schemas.cluster import (
+    AggregatorsAllocated,
+    AllocateAggregators,
+    DeallocateAggregators,
+)
 from slackwater.schemas.jobs import JobSpec
 from slackwater.schemas.scheduling import GetPolicy, PolicyInfo
 from slackwater.services.master.autoscaling import CallHook
@@ -36,12 +43,12 @@ with (folder / "calls").open("a") as calls:
     print(verb, id, *rest, file=calls)
 if (folder / id).exists():
     sys.exit(0)  # It was carried out before its answer was lost.
-if verb == "add":
+if verb.startswith("add"):
     for _ in range(int(rest[0])):
-        name = f"w{{len(list(folder.glob('w*.toml'))) + 1}}"
+        name = f"{prefix}{{len(list(folder.glob('{prefix}*.toml'))) + 1}}"
         config = folder / f"{{name}}.toml"
         config.write_text({worker!r}.replace("NAME", name))
-        words = [sys.executable, "-m", "slackwater.services.worker", "--config", str(config)]
+        words = [sys.executable, "-m", "slackwater.services.{service}", "--config", str(config)]
         worker = subprocess.Popen(words, start_new_session=True, stderr=subprocess.DEVNULL,
                                   stdout=subprocess.DEVNULL)
         (folder / f"{{name}}.pid").write_text(str(worker.pid))
@@ -109,7 +116,11 @@ async def test_machines_come_when_jobs_wait_and_go_when_none_is_left(
     url = own_nats_server.url
     worker = WORKER.format(url=url, folder=folder)
     hook = folder / "hook"
-    hook.write_text(HOOK.format(python=sys.executable, folder=str(folder), worker=worker))
+    hook.write_text(
+        HOOK.format(
+            python=sys.executable, folder=str(folder), worker=worker, prefix="w", service="worker"
+        )
+    )
     hook.chmod(0o755)
     (folder / "w1.toml").write_text(worker.replace("NAME", "w1"))
     (folder / "master.toml").write_text(MASTER.format(url=url, folder=folder))
@@ -141,6 +152,51 @@ async def test_machines_come_when_jobs_wait_and_go_when_none_is_left(
     assert calls[0][::2] == ["add", "1"]
     assert calls[-1][0] == "return"
     assert len({words[1] for words in calls}) == len(calls), "each order has an id of its own"
+
+
+async def test_aggregators_come_when_a_request_lacks_them_and_go_when_they_are_free(
+    own_nats_server: NatsServer, folder: Path
+) -> None:
+    """A real master and real aggregators, which the hook starts and ends."""
+    url, hook = own_nats_server.url, folder / "hook"
+    aggregator = f'id = "NAME"\nurl = "{url}"\nstate_dir = "{folder}/NAME"\n'
+    hook.write_text(
+        HOOK.format(
+            python=sys.executable, folder=str(folder), worker=aggregator, prefix="a",
+            service="aggregator",
+        )
+    )  # fmt: skip
+    hook.chmod(0o755)
+    (folder / "master.toml").write_text(
+        f'url = "{url}"\nautoscale_hook = "{hook}"\nautoscale_aggregators_max = 3\n'
+        "autoscale_period_s = 3.0\nnode_silent_s = 1.0\n"
+    )
+    begin("master", folder / "master.toml")
+    async with connect(url, "test") as found:
+        client = Client(found.bus, found.clock, budget_s=limits.RETRY_BUDGET_S)
+        cluster = ClusterId("c1")
+        given: list[AggregatorId] = []
+
+        async def granted() -> bool:
+            ask = AllocateAggregators(request="r1", cluster=cluster, count=2)
+            with suppress(Retryable):
+                answer = await client.master("allocate", ask, AggregatorsAllocated)
+                given.extend(answer.aggregators)
+            return bool(given)
+
+        async def gone() -> bool:
+            return not any(info.alive for info in await client.aggregators())
+
+        await until("two aggregators were started, and given", granted)
+        assert given == ["a1", "a2"]
+        for name in given:
+            assert (Path("/proc") / (folder / f"{name}.pid").read_text()).exists()
+        back = DeallocateAggregators(cluster=cluster, aggregators=tuple(given))
+        await client.master("deallocate", back, Ok)
+        await until("they were stopped", gone)
+    calls = [line.split() for line in (folder / "calls").read_text().splitlines()]
+    assert [words[0] for words in calls] == ["add-aggregators", "return-aggregators"]
+    assert calls[1][2:] == ["a2", "a1"]
 
 
 async def test_a_hook_that_refuses_hangs_or_is_not_there_says_so(folder: Path) -> None:
@@ -178,9 +234,13 @@ async def test_a_webhook_is_posted_the_order_and_takes_it_by_its_status() -> Non
         added = await call(CallHook(where, "gpus-1-1", "add", ("2",), 20.0))
         gone = await call(CallHook(where, "gpus-2-9", "return", ("w1", "w2"), 20.0))
         refused = await call(CallHook(where, "gpus-3-9", "add", ("1",), 20.0))
+        await call(CallHook(where, "aggregators-1-9", "return-aggregators", ("a1",), 20.0))
     assert (added.failure, gone.failure) == ("", "")
     assert "409" in refused.failure
     assert heard[:2] == [
         {"id": "gpus-1-1", "order": "add", "count": 2},
         {"id": "gpus-2-9", "order": "return", "machines": ["w1", "w2"]},
     ]
+    assert heard[3] == {
+        "id": "aggregators-1-9", "order": "return-aggregators", "aggregators": ["a1"],
+    }  # fmt: skip

@@ -13,13 +13,13 @@ from slackwater.common.base.errors import ConfigRejected
 from slackwater.schemas.gpus import held
 from slackwater.schemas.scheduling import GetPolicy, PolicyInfo, ScalingRecord
 from slackwater.services.master.autoscaling import (
-    POOL,
     SCALING_BUCKET,
     TRANSITIONS,
     CallHook,
     HookEnded,
 )
 from slackwater.services.master.core import Master
+from slackwater.services.master.gpu_machines import POOL
 
 KNOBS: dict[str, object] = {
     "autoscale_hook": "hook", "autoscale_nodes_max": 4, "autoscale_period_s": 60.0,
@@ -50,7 +50,7 @@ class Machines(GpuHarness):
 
     @property
     def order(self) -> ScalingRecord:
-        return self.core.scaling.record
+        return self.core.scalings[0].record
 
     def answer_hook(self, failure: str = "") -> None:
         self.step(HookEnded(self.order.id, failure))
@@ -126,7 +126,7 @@ def test_a_master_that_was_killed_tells_the_order_again_under_its_id() -> None:
     (second,) = [e for e in effects if isinstance(e, CallHook)]
     assert second == first
     again.step(HookEnded("gpus-0-0", "another order's answer"), harness.now_s + 2.0)
-    assert again.scaling.record.state == "adding"
+    assert again.scalings[0].record.state == "adding"
 
 
 def test_a_machine_is_drained_before_it_is_returned() -> None:

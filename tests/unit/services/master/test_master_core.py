@@ -274,7 +274,8 @@ def test_a_job_that_waits_for_slots_says_how_many_are_free_and_what_helps() -> N
     harness = Harness()
     submitted(harness, "a", workers=6)
     assert harness.why("a") == (
-        "waits for 6 worker slots: no worker node is heard; start one with `slackwater run worker`"
+        "waits for 6 worker slots: no worker node is heard that takes jobs; start one with "
+        "`slackwater run worker`"
     )
     harness.node(slots=8)
     for id, workers in (("b", 4), ("c", 1), ("huge", 64)):
@@ -371,6 +372,24 @@ def test_a_start_that_can_never_be_carried_out_fails_the_job() -> None:
     harness.step(Answered(OrderKey(JobId("a"), Order("start")), Refused(reason="no such program")))
     assert harness.job("a").state == "failed"
     assert "no such program" in harness.job("a").reason
+
+
+def test_an_end_that_could_not_be_told_during_a_partition_is_waited_for() -> None:
+    """A rank ended as its node was cut off; the first heartbeat after it failed the job, before the
+    node's report of the end was there."""
+    harness = Harness(rank_missing_s=15.0, node_silent_s=30.0)
+    submitted(harness, "a", workers=1)
+    harness.node()
+    harness.step(Answered(OrderKey(JobId("a"), Order("start")), Ok()))
+    harness.node()  # The rank has ended, and its report is lost.
+    for _ in range(17):
+        harness.tick()
+    for _ in range(14):
+        harness.node()
+        harness.tick()
+        assert harness.job("a").state == "running", harness.job("a").reason
+    harness.ask(WorkerExited(job="a", rank=0, node="n1", code=0, result=""))
+    assert harness.job("a").state == "completed"
 
 
 def test_ranks_and_nodes_that_vanish_fail_the_job_in_bounded_time() -> None:
