@@ -13,6 +13,8 @@ from typing import Any, Final
 import msgspec
 import structlog
 
+from slackwater.common.base import tracing
+
 _json = msgspec.json.Encoder(enc_hook=str, order="deterministic")
 
 PRIORITIES: Final = {"critical": 2, "error": 3, "warning": 4, "info": 6, "debug": 7}
@@ -24,6 +26,7 @@ def configure(level: str = "info", **fields: Any) -> None:
     structlog.reset_defaults()
     shared: list[Any] = [
         structlog.contextvars.merge_contextvars,
+        _add_trace,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True, key="at"),
         _add(fields),
@@ -53,6 +56,12 @@ def _add(fields: dict[str, Any]) -> Any:
         return {**fields, **event}
 
     return add
+
+
+def _add_trace(_logger: Any, _method: str, event: dict[str, Any]) -> dict[str, Any]:
+    """Name the trace, where what is done is part of one."""
+    found = tracing.trace_id()
+    return {**event, "trace": found} if found else event
 
 
 def _is_journal() -> bool:

@@ -13,11 +13,13 @@ from slackwater.common.base.histogram import LATENCY_S, Histogram
 
 
 class Delivery(NamedTuple):
-    """One message as it came in. `json` is true where the sender wrote (and wants) JSON."""
+    """One message as it came in. `json` is true where the sender wrote (and wants) JSON, `trace` is
+    the trace context that it came with (base/tracing.py)."""
 
     subject: str
     payload: bytes
     json: bool = False
+    trace: str = ""
 
 
 class Failed(NamedTuple):

@@ -33,6 +33,8 @@ from slackwater.common.bus.access import (
     servers_of,
 )
 
+_OF_ANOTHER_TIME: Final = (9, 10)
+"""OpenSSL's codes for certificates that are not yet valid, and that have ended."""
 _FORBIDDEN: Final = re.compile(
     r"permissions violation for (publish|subscription) to \"?([^\s\"]+)", re.IGNORECASE
 )
@@ -130,11 +132,15 @@ def forbidden(error: Exception) -> tuple[bool, str] | None:
     return None if found is None else (found[1].lower() == "subscription", found[2].lower())
 
 
-def distrusted(url: str, why: Exception | None) -> ConfigRejected:
-    """Make the error for a server that may be somebody else's."""
+def distrusted(url: str, why: Exception | None) -> SlackwaterError:
+    """Make the error for a server that may be somebody else's. A certificate of another time is not
+    a fault of our configuration: a service tries again."""
+    said = f"the nats-server at {url} is not to be trusted: {why}"
+    if getattr(why, "verify_code", None) in _OF_ANOTHER_TIME:
+        return Unavailable(f"{said}; set this machine's clock, or renew the server's certificate")
     return ConfigRejected(
-        f"the nats-server at {url} is not to be trusted: {why}; give the certificate of its "
-        "authority (`ca` in [tls], --tlsca or NATS_CA), or mend the server's"
+        f"{said}; give the certificate of its authority (`ca` in [tls], --tlsca or NATS_CA), or "
+        "mend the server's"
     )
 
 

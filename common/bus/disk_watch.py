@@ -1,9 +1,9 @@
 """Watches the disk of a bus server: says how much room it has, and what the server cannot write.
 
 JetStream does not answer a write that its disk refused, and goes on refusing when there is room
-again, for as long as the server lives. So the watch asks the server's own health page, tells what
-that says on the bus (plain messages need no disk), and has the server started anew once the disk
-takes writes again.
+again, for as long as the server lives; a server of a cluster ends its JetStream for good and goes
+on without. So the watch asks the server's own health page, tells what that says on the bus (plain
+messages need no disk), and has the server started anew once the disk takes writes again.
 """
 
 import asyncio
@@ -34,6 +34,23 @@ _REASON_CHARS: Final = 400
 _log = structlog.get_logger()
 
 
+def reason_in(said: str) -> str:
+    """Return what a server's health page says of writes that fail; empty: it speaks of something
+    else, such as a copy that is behind."""
+    if said.startswith("JetStream not enabled"):
+        return "its disk refused a write, and it keeps no records since"
+    if "insufficient storage resources" in said:
+        return "it started when its disk had no room, and keeps no records since"
+    return said[:_REASON_CHARS] if "write error" in said else ""
+
+
+def looked(ill: int, mended: bool) -> tuple[int, bool]:
+    """Return the looks in a row, this one included, at which the server could not write although
+    its disk can be written, and whether to start it anew now."""
+    ill = ill + 1 if mended else 0
+    return (0, True) if ill >= limits.BUS_MENDED_LOOKS else (ill, False)
+
+
 class DiskWatch:
     """`restart` ends the server, which its supervisor starts anew. `page`: its monitoring URL."""
 
@@ -49,7 +66,6 @@ class DiskWatch:
         self._server, self._store_dir, self._page = server, store_dir, page
         self._bus, self._clock, self._restart = bus, clock, restart
         self._ill = 0
-        """Looks in a row at which the server could not write, and its disk could be written."""
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -66,9 +82,8 @@ class DiskWatch:
             await self._bus.publish(subject, codec.encode(state))
         mended = bool(state.reason) and await asyncio.to_thread(self._writable)
         await asyncio.to_thread(self._keep_reserve, state, bool(state.reason) and not mended)
-        self._ill = self._ill + 1 if mended else 0
-        if self._ill >= limits.BUS_MENDED_LOOKS:
-            self._ill = 0
+        self._ill, restart = looked(self._ill, mended)
+        if restart:
             _log.warning("bus.restart", server=self._server, reason=state.reason)
             self._restart()
 
@@ -79,7 +94,7 @@ class DiskWatch:
             server=self._server,
             free_bytes=disk.free,
             total_bytes=disk.total,
-            reason=self._error(),
+            reason=self._error() or self._read_only(),
             at_s=self._clock.now_s(),
         )
 
@@ -93,7 +108,7 @@ class DiskWatch:
             return ""
         finally:
             connection.close()
-        return said[:_REASON_CHARS] if "write error" in said else ""
+        return reason_in(said)
 
     def _keep_reserve(self, state: BusState, needed: bool) -> None:
         """Hold some of the disk, and give it up where nothing else is left: leases and epochs can
@@ -106,6 +121,10 @@ class DiskWatch:
             elif not path.exists() and state.free_bytes > state.reserve_bytes + wanted:
                 with path.open("wb") as file:
                     os.posix_fallocate(file.fileno(), 0, wanted)
+
+    def _read_only(self) -> str:
+        flags = os.statvfs(self._store_dir).f_flag
+        return "its disk is read-only" if flags & os.ST_RDONLY else ""
 
     def _writable(self) -> bool:
         """Write a page to the disk, and wait until it is there."""

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from time import perf_counter
 from typing import Final
 
-from slackwater.common.base import codec, limits
+from slackwater.common.base import codec, limits, tracing
 from slackwater.common.base.errors import Rejected, Retryable
 from slackwater.common.bus.base import Answer, BusCounters, Delivery, Endpoint, Failed, Handler
 from slackwater.schemas.base import INTERNAL, Refused
@@ -57,16 +57,25 @@ class EndpointWorker:
             return self._turn_away(delivery)
         if self._turned_away:
             self._turned_away -= 1
+        work = tracing.answering(delivery.subject, delivery.trace)
+        if work is None:
+            return self._answer(delivery, reply_to, None)
+        with work:
+            return self._answer(delivery, reply_to, work)
+
+    def _answer(
+        self, delivery: Delivery, reply_to: str, work: tracing.Work | None
+    ) -> Answer | None:
         began_s = perf_counter()
         try:
             answer = self._respond(delivery)
         except Exception as error:  # A responder may be anybody's: who asks is told.
             answer = self._failed(delivery, error)
         if not isinstance(answer, (bytes, Failed)):
-            task = self._loop.create_task(self._finish(answer, delivery, reply_to, began_s))
+            task = self._loop.create_task(self._finish(answer, delivery, reply_to, began_s, work))
             self._tasks[task] = answer
             return None
-        self._end(answer, began_s)
+        self._end(answer, began_s, work)
         return answer
 
     def _turn_away(self, delivery: Delivery) -> Failed:
@@ -102,14 +111,19 @@ class EndpointWorker:
         self._tasks.clear()
 
     async def _finish(
-        self, awaited: Awaitable[Answer], delivery: Delivery, reply_to: str, began_s: float
+        self,
+        awaited: Awaitable[Answer],
+        delivery: Delivery,
+        reply_to: str,
+        began_s: float,
+        work: tracing.Work | None,
     ) -> None:
         try:
             try:
                 answer = await awaited
             except Exception as error:  # Answered as `take` answers it.
                 answer = self._failed(delivery, error)
-            self._end(answer, began_s)
+            self._end(answer, began_s, work)
             await self._send(reply_to, answer, delivery.json)
         finally:
             # Here and not in a callback of the task, which would cost one more turn of the loop.
@@ -117,12 +131,14 @@ class EndpointWorker:
             assert task is not None
             self._tasks.pop(task, None)
 
-    def _end(self, answer: Answer, began_s: float) -> None:
+    def _end(self, answer: Answer, began_s: float, work: tracing.Work | None) -> None:
         # The loop's clock, which a simulation moves, may tick in milliseconds.
         self.figures.took_s.add(perf_counter() - began_s)
         self._ended_s.append(self._loop.time())
         if type(answer) is Failed:
             self.figures.failed(answer)
+        if work is not None:
+            work.end(answer.reason if type(answer) is Failed else "")
 
     def _failed(self, delivery: Delivery, error: Exception) -> Failed:
         match error:
@@ -192,7 +208,11 @@ class Mailbox:
                 delivery = self._waiting.popleft()
                 self._bytes -= len(delivery.payload)
                 try:
-                    await self._handler(delivery)
+                    if not delivery.trace:
+                        await self._handler(delivery)
+                        continue
+                    with tracing.under(tracing.valid(delivery.trace)):
+                        await self._handler(delivery)
                 except Exception:
                     # One bad message must not end the subscription.
                     self._counters.failed += 1

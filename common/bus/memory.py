@@ -8,11 +8,12 @@ whole-system simulation is this bus on a loop whose time jumps (`simulated_loop.
 import asyncio
 import random
 from collections.abc import Callable, Sequence
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Protocol
 
-from slackwater.common.base import codec, limits
+from slackwater.common.base import codec, limits, tracing
 from slackwater.common.base.clock import Clock, LiveClock
 from slackwater.common.base.errors import (
     AccessRefused,
@@ -93,6 +94,38 @@ class _Interest:
     take: Callable[[Delivery, str], None]
 
 
+class _Interests:
+    """Listeners by pattern. Most patterns are plain subjects, and found without a search."""
+
+    def __init__(self) -> None:
+        self._plain: dict[str, dict[_Interest, int]] = {}
+        self._wild: dict[_Interest, int] = {}
+        self._next = 0
+
+    def add(self, interest: _Interest) -> None:
+        self._next += 1
+        if is_wild(interest.pattern):
+            self._wild[interest] = self._next
+        else:
+            self._plain.setdefault(".".join(interest.pattern), {})[interest] = self._next
+
+    def remove(self, interest: _Interest) -> None:
+        if is_wild(interest.pattern):
+            del self._wild[interest]
+            return
+        subject = ".".join(interest.pattern)
+        del self._plain[subject][interest]
+        if not self._plain[subject]:
+            del self._plain[subject]
+
+    def in_(self, subject: str) -> list[_Interest]:
+        """Return those that a message to `subject` reaches, in the order in which they came."""
+        tokens = subject.split(".")
+        found = dict(self._plain.get(subject, {}))
+        found |= {one: at for one, at in self._wild.items() if matches(one.pattern, tokens)}
+        return sorted(found, key=lambda one: found[one])
+
+
 class MemoryBroker:
     """The place where the buses of one process meet."""
 
@@ -109,7 +142,7 @@ class MemoryBroker:
         self.trace = trace
         self.running = True
         self._rng = random.Random(seed)
-        self._interests: list[_Interest] = []
+        self._interests = _Interests()
         self._routes: dict[str, list[_Interest]] = {}
         self._buses: list[MemoryBus] = []
         self._asked = 0
@@ -152,9 +185,9 @@ class MemoryBroker:
         for delay_s in delays_s:
             arrive = _Arrival(self, sender, receiver, subject, payload, take)
             if delay_s > 0.0:
-                loop.call_later(delay_s, arrive)
+                loop.call_later(delay_s, arrive, context=receiver.context)
             else:
-                loop.call_soon(arrive)
+                loop.call_soon(arrive, context=receiver.context)
 
     def capture(self, subject: str, payload: bytes) -> None:
         for pattern, take in self.captures:
@@ -169,8 +202,7 @@ class MemoryBroker:
         """Return the receivers of a message: every lone subscriber, and one of each queue group."""
         found = self._routes.get(subject)
         if found is None:
-            tokens = subject.split(".")
-            found = [one for one in self._interests if matches(one.pattern, tokens)]
+            found = self._interests.in_(subject)
             if len(self._routes) >= _ROUTES_MAX:
                 self._routes.clear()
             self._routes[subject] = found
@@ -183,16 +215,27 @@ class MemoryBroker:
         return chosen
 
     def add(self, interest: _Interest) -> None:
-        self._interests.append(interest)
-        self._routes.clear()
+        interest.bus.interests[interest] = None
+        self._interests.add(interest)
+        self._changed(interest)
 
     def remove(self, interest: _Interest) -> None:
+        """Idempotent."""
+        if interest not in interest.bus.interests:
+            return
+        del interest.bus.interests[interest]
         self._interests.remove(interest)
-        self._routes.clear()
+        self._changed(interest)
+
+    def _changed(self, interest: _Interest) -> None:
+        if is_wild(interest.pattern):
+            self._routes.clear()
+        else:
+            self._routes.pop(".".join(interest.pattern), None)
 
     def forget(self, bus: "MemoryBus") -> None:
-        self._interests = [one for one in self._interests if one.bus is not bus]
-        self._routes.clear()
+        for interest in tuple(bus.interests):
+            self.remove(interest)
         if bus in self._buses:
             self._buses.remove(bus)
 
@@ -220,7 +263,10 @@ class MemoryBus:
 
     def __init__(self, broker: MemoryBroker, name: str) -> None:
         self.name = name
+        self.context = copy_context()
+        """Messages arrive in it, as on a connection: not in that of what their sender is doing."""
         self._grants: Grants | None = None
+        self.interests: dict[_Interest, None] = {}
         self.counters = BusCounters()
         self._broker = broker
         self._closed = False
@@ -248,6 +294,9 @@ class MemoryBus:
     ) -> bytes:
         self._check_sending(subject, payload)
         self.counters.requested += 1
+        return await tracing.ask(subject, lambda: self._request(subject, payload, timeout_s, json))
+
+    async def _request(self, subject: str, payload: bytes, timeout_s: float, json: bool) -> bytes:
         token = self._broker.new_inbox(self.name)
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._inbox[token] = answer
@@ -325,7 +374,7 @@ class MemoryBus:
     def _send(self, subject: str, payload: bytes, reply_to: str, json: bool) -> bool:
         """Deliver the message; False: no subscriber."""
         found = self._broker.route(subject)
-        delivery = Delivery(subject, payload, json)
+        delivery = Delivery(subject, payload, json, tracing.current())
         for interest in found:
             take = partial(interest.take, delivery, reply_to)
             self._broker.deliver(self.name, interest.bus, subject, payload, take)
@@ -419,6 +468,10 @@ def permitted(patterns: tuple[str, ...], subject: str) -> bool:
         for pattern in patterns
         if not wide or pattern.endswith(">")
     )
+
+
+def is_wild(pattern: tuple[str, ...]) -> bool:
+    return "*" in pattern or pattern[-1] == ">"
 
 
 def matches(pattern: tuple[str, ...], tokens: list[str]) -> bool:

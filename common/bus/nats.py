@@ -18,7 +18,7 @@ from nats.aio.subscription import Subscription as ClientSubscription
 from nats.nuid import NUID
 from nats.protocol.parser import AUTHORIZATION_VIOLATION
 
-from slackwater.common.base import codec, limits
+from slackwater.common.base import codec, limits, tracing
 from slackwater.common.base.clock import Clock, LiveClock
 from slackwater.common.base.errors import (
     AccessRefused,
@@ -178,15 +178,20 @@ class NatsBus:
         self._check_sending(subject, payload)
         self.counters.published += 1
         try:
-            await self.client.publish(subject, payload, reply=reply_to)
+            await self.client.publish(subject, payload, reply=reply_to, headers=tracing.headers())
         except nats.errors.Error as error:
             raise self._mapped(error, subject) from error
 
     async def request(
         self, subject: str, payload: bytes, *, timeout_s: float, json: bool = False
     ) -> bytes:
-        headers = _JSON_HEADERS if json else None
-        answer = await self.call(subject, payload, timeout_s=timeout_s, headers=headers)
+        usual = _JSON_HEADERS if json else None
+        answer = await tracing.ask(
+            subject,
+            lambda: self.call(
+                subject, payload, timeout_s=timeout_s, headers=tracing.headers(usual)
+            ),
+        )
         data: bytes = answer.data
         if not data and answer.headers is not None and ERROR_CODE_HEADER in answer.headers:
             # Not one of our services: ours say why in the body, in a `Refused`.
@@ -249,7 +254,7 @@ class NatsBus:
         mailbox = Mailbox(pattern, handler, self.counters)
 
         async def deliver(message: Msg) -> None:
-            mailbox.put(Delivery(message.subject, message.data, _is_json(message)))
+            mailbox.put(_delivery(message))
 
         subscription = await self._listen(pattern, deliver)
         self._subscriptions[subscription] = mailbox
@@ -365,7 +370,7 @@ class NatsBus:
 
     def _taking(self, worker: EndpointWorker) -> Callable[[Msg], Awaitable[None]]:
         async def take(message: Msg) -> None:
-            delivery = Delivery(message.subject, message.data, _is_json(message))
+            delivery = _delivery(message)
             answer = worker.begin(delivery, message.reply)
             if answer is not None:
                 await self._answer(message.reply, answer, delivery.json)
@@ -470,8 +475,10 @@ class _Subscribed:
         await self._bus._forget(self._subscription)
 
 
-def _is_json(message: Msg) -> bool:
-    headers = message.headers
-    if headers is not None and headers.get("Content-Type", "").startswith(codec.CONTENT_TYPE_JSON):
-        return True
-    return codec.looks_like_json(message.data)
+def _delivery(message: Msg) -> Delivery:
+    headers, data = message.headers, message.data
+    if headers is None:
+        return Delivery(message.subject, data, codec.looks_like_json(data))
+    json = headers.get("Content-Type", "").startswith(codec.CONTENT_TYPE_JSON)
+    trace = headers.get(tracing.HEADER, "")
+    return Delivery(message.subject, data, json or codec.looks_like_json(data), trace)

@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import os
 import socket
+import ssl
 import struct
 from collections.abc import Mapping
 from typing import Final
@@ -31,6 +32,7 @@ from slackwater.common.base.errors import (
 )
 from slackwater.common.bus.base import BusCounters, Endpoint, Handler, ServiceInfo, Subscription
 from slackwater.common.transport.socket_files import connect, within
+from slackwater.common.transport.tls import TlsEnds
 from slackwater.schemas.base import Message
 from slackwater.schemas.relay import (
     Kind,
@@ -46,7 +48,7 @@ TICKET: Final = "SLACKWATER_TOKEN_FD"
 """Names the descriptor of the ticket to a program that was started cold; a forked one has it under
 another number."""
 _NAME: Final = "slackwater-ticket"
-_BYTES_MAX: Final = 8192
+_BYTES_MAX: Final = 512 * 1024
 _ANCESTORS_MAX: Final = 64
 _SIZES: Final = struct.Struct(">HI")
 """Bytes of a frame's head, and of the payload that follows it."""
@@ -68,6 +70,12 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True):
     hello: RelayHello
     service: int = 0
     """The account of the services of this host."""
+    ca: str = ""
+    """Certificates, in PEM, of the authority that vouches for other hosts; empty: none does."""
+
+    def tls(self) -> TlsEnds | None:
+        """Return by which certificates the program connects to other hosts."""
+        return TlsEnds(connects=ssl.create_default_context(cadata=self.ca)) if self.ca else None
 
     def __str__(self) -> str:
         return f"the worker service ({self.path})"

@@ -202,8 +202,12 @@ class Client:
         return await self.ask(subject, message, cluster.DrainProgress)
 
     async def restore(self, aggregator: str) -> bool:
-        """Cancel the order to empty it. Return whether there was one."""
-        subject = subjects.command("controller", await self._cluster_of(aggregator), "restore")
+        """Cancel the order to empty it. Return whether there was one: none if it serves no
+        cluster."""
+        cluster_id = await self._cluster_served(aggregator)
+        if cluster_id is None:
+            return False
+        subject = subjects.command("controller", cluster_id, "restore")
         message = cluster.RestoreAggregator(aggregator=aggregator)
         return (await self.ask(subject, message, Ok)).changed
 
@@ -214,10 +218,14 @@ class Client:
         await self.ask(subject, cluster.AggregatorLost(aggregator=AggregatorId(aggregator)), Ok)
 
     async def _cluster_of(self, aggregator: str) -> str:
+        served = await self._cluster_served(aggregator)
+        if served is None:
+            raise Rejected(f"aggregator {aggregator} serves no cluster: it is empty")
+        return served
+
+    async def _cluster_served(self, aggregator: str) -> str | None:
         for info in await self.aggregators():
             if info.record.id == aggregator:
-                if info.record.cluster is None:
-                    raise Rejected(f"aggregator {aggregator} serves no cluster: it is empty")
                 return info.record.cluster
         raise Rejected(f"there is no aggregator {aggregator}: `slackwater aggregators` lists them")
 

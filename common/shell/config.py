@@ -4,6 +4,7 @@ An unknown key is an error that names the nearest known one: a misspelt limit th
 ignored is a limit that does not exist.
 """
 
+import hmac
 import json
 import re
 import tomllib
@@ -18,6 +19,7 @@ from slackwater.common.base.codec import unknown_key
 from slackwater.common.base.errors import ConfigRejected
 from slackwater.common.base.private_files import write_private
 from slackwater.common.bus.access import Credentials, Tls
+from slackwater.common.transport.tls import TlsEnds
 from slackwater.schemas.base import IdText
 
 C = TypeVar("C", bound=msgspec.Struct)
@@ -52,6 +54,36 @@ class ServiceConfig(msgspec.Struct, kw_only=True, frozen=True):
         """Find combinations of valid keys that do not fit together, as sentences with the
         remedy."""
         return []
+
+
+class SharedSecret(ServiceConfig, kw_only=True, frozen=True):
+    """The configuration of services that peers on other hosts connect to."""
+
+    cluster_token: str = ""
+    """The secret that such peers show. Required where other hosts can connect."""
+    cluster_token_also: str = ""
+    """Another one that is let in: the next or the former one while the token is changed."""
+
+    @property
+    def cluster_tokens(self) -> tuple[str, ...]:
+        """Return all that are let in."""
+        also = (self.cluster_token_also,) if self.cluster_token_also else ()
+        return (self.cluster_token, *also)
+
+    def tls_ends(self) -> TlsEnds | None:
+        """Return by which certificates it meets peers on other hosts. Raises ConfigRejected."""
+        return self.tls.ends() if self.tls else None
+
+    def tls_faults(self, address: str) -> list[str]:
+        """Say why it cannot listen over tls at this address; empty: nowhere."""
+        if address and not self.tls.certificate:
+            return ["tls_address needs this host's `certificate` and `key` in [tls]"]
+        return []
+
+
+def is_one_of(shown: str, tokens: tuple[str, ...]) -> bool:
+    """Compare a token with those that are let in, in a time that says nothing about them."""
+    return any([hmac.compare_digest(shown.encode(), each.encode()) for each in tokens])
 
 
 def load_config(path: Path | str, kind: type[C]) -> C:

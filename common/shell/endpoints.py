@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import structlog
 
-from slackwater.common.base import codec, failpoints, limits
+from slackwater.common.base import codec, failpoints, limits, tracing
 from slackwater.common.base.clock import Clock
 from slackwater.common.base.effects import Observed, Reply, Requested
 from slackwater.common.base.errors import DecodeRejected, Rejected
@@ -35,6 +35,11 @@ from slackwater.schemas.base import CONFLICT, INTERNAL, NO_ANSWER, Message, Refu
 from slackwater.schemas.permissions import OF_TENANTS
 
 _log = structlog.get_logger()
+
+
+def _job_of(message: Any) -> str:
+    """Name the job that a request is about; empty: it does not say."""
+    return str(getattr(getattr(message, "spec", None), "id", "") or getattr(message, "job", ""))
 
 
 class _Waiting:
@@ -91,6 +96,8 @@ class Intake:
             message = self._admit(delivery, kind)
             if type(message) is Refused:
                 return self._encode(message, delivery.json)
+            if tracing.recorded():
+                tracing.tag("job", _job_of(message))
             self._token = self._asked = token = self._token + 1
             self._steps.post(Requested(token, message, subjects.tenant_of(delivery.subject)))
             self._asked = 0

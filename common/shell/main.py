@@ -34,7 +34,7 @@ from slackwater.common.base.errors import (
     SlackwaterError,
 )
 from slackwater.common.bus.access import Credentials, Tls
-from slackwater.common.shell import metrics
+from slackwater.common.shell import metrics, otel
 from slackwater.common.shell.config import DEFAULT_METRICS_ADDRESS, DEFAULT_URL, load_config
 from slackwater.common.shell.definition import ServiceDefinition
 from slackwater.common.shell.process import Process
@@ -69,7 +69,10 @@ def main(
     logs.configure(_field(config, "log_level", "info"), service=service, id=id, pid=os.getpid())
     gc.freeze()  # Modules live as long as the process: a collection need not look at them.
     try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        with (
+            otel.recording(service, id, os.environ),
+            asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+        ):
             return runner.run(_live(service, id, config, build))
     except SlackwaterError as error:
         return _tell(f"{service} {id}", error, exit_code(error))

@@ -147,6 +147,12 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "aggregator_held_bytes": _gauge("Memory of its regions"),
     "aggregator_memory_limit_bytes": _gauge("Memory that its regions together may take"),
     "aggregator_cpu_share_cores": _gauge("Cores of its slot"),
+    "aggregator_network_budget_bytes_per_second": _gauge(
+        "Bytes a second each way to be had of its machine's link; 0: not known"
+    ),
+    "aggregator_network_bytes_per_second": _gauge(
+        "Bytes a second that the link carried lately, the busier way"
+    ),
     "aggregator_regions_recovered": _gauge("Regions kept from its former life"),
     "aggregator_regions_locked": _gauge("Recovered regions that another process has locked"),
     # Worker

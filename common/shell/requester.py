@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from slackwater.common.base import codec, limits
+from slackwater.common.base import codec, limits, tracing
 from slackwater.common.base.clock import Clock
 from slackwater.common.base.effects import Answered, RefusedSoFar, Request
 from slackwater.common.base.errors import DecodeRejected, Rejected, Retryable
@@ -94,7 +94,8 @@ class Requester:
         self._stamp = stamp
         self._post = post
         self._spawn = spawn
-        self._lanes: dict[str, deque[Request]] = {}
+        self._lanes: dict[str, deque[tuple[Request, str]]] = {}
+        """Each with the trace that it is part of."""
         self._slots = asyncio.Semaphore(limits.REQUESTS_IN_FLIGHT_MAX)
         self._open = 0
         self._before = f"{service}.request.before"
@@ -108,15 +109,17 @@ class Requester:
         if not request.lane:
             self._spawn(self._answer(request), f"request {request.key}")
         elif request.lane in self._lanes:
-            self._lanes[request.lane].append(request)
+            self._lanes[request.lane].append((request, tracing.current()))
         else:
-            self._lanes[request.lane] = deque((request,))
+            self._lanes[request.lane] = deque([(request, tracing.current())])
             self._spawn(self._run_lane(request.lane), f"lane {request.lane}")
 
     async def _run_lane(self, name: str) -> None:
         lane = self._lanes[name]
         while lane:
-            await self._answer(lane[0])
+            request, trace = lane[0]
+            with tracing.under(trace):
+                await self._answer(request)
             lane.popleft()
         del self._lanes[name]
 

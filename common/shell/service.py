@@ -108,7 +108,7 @@ class Shell:
             self._publish, self.fail,
         )  # fmt: skip
         self._steps.breached = self._breached
-        self._store = StoreHealth(clock, self._writers)
+        self._store = StoreHealth(clock, self._writers, world.store.replicas)
         self._steps.doubtful = self._store.away
         self._steps.reads = definition.reads
         self._intake = Intake(

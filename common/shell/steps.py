@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
-from slackwater.common.base import limits
+from slackwater.common.base import limits, tracing
 from slackwater.common.base.clock import Clock
 from slackwater.common.base.codec import encode_record
 from slackwater.common.base.effects import Answered, Effect, Persist, Publish, Reply, Requested
@@ -35,13 +35,14 @@ from slackwater.schemas.base import Message, Record, Refused
 class Step:
     """The effects of one event, which wait for `outstanding` records."""
 
-    __slots__ = ("begun", "outputs", "outstanding", "persisted")
+    __slots__ = ("begun", "outputs", "outstanding", "persisted", "trace")
 
     def __init__(self) -> None:
         self.outputs: deque[Effect] = deque()
         self.outstanding = 0
         self.persisted = False
         self.begun = False
+        self.trace = tracing.current()
 
 
 class Steps:
@@ -75,7 +76,8 @@ class Steps:
         self._fail = fail
         self._writers: Mapping[str, BucketWriter] = {}
         self._epoch = 0
-        self._inbox: deque[Any] = deque()
+        self._inbox: deque[tuple[Any, str]] = deque()
+        """Each with the trace that it is part of."""
         self._waiting: deque[Step] = deque()
         self._paused = True
         self._deaf = False
@@ -108,7 +110,7 @@ class Steps:
         self._writers = writers
         self._epoch = epoch
         self._paused = False
-        self._inbox.appendleft(first)
+        self._inbox.appendleft((first, ""))
         self._drain()
 
     def halt(self) -> None:
@@ -121,7 +123,7 @@ class Steps:
         """Take an event in: at once, unless a step is under way."""
         if len(self._inbox) >= limits.INBOX_EVENTS_MAX:
             raise Fatal(f"the inbox is full ({limits.INBOX_EVENTS_MAX} events): the core is stuck")
-        self._inbox.append(event)
+        self._inbox.append((event, tracing.current()))
         if not self._busy:
             self._drain()
 
@@ -139,7 +141,12 @@ class Steps:
             if self._waiting:
                 self._release()
             while self._inbox and not self._deaf and not self._paused:
-                self._step(self._inbox.popleft())
+                event, trace = self._inbox.popleft()
+                if trace == tracing.current():
+                    self._step(event)
+                else:
+                    with tracing.under(trace):
+                        self._step(event)
                 if self._waiting:
                     self._release()
         except Exception as error:  # A broken invariant: the process ends and is started anew.
@@ -236,15 +243,21 @@ class Steps:
         while waiting and not self._publishing and not waiting[0].outstanding:
             step = waiting[0]
             self._begin(step)
-            outputs = step.outputs
-            while outputs:
-                if type(outputs[0]) is Publish:
+            with tracing.under(step.trace):
+                if not self._say(step.outputs):
                     self._publishing = True
                     self._wake.set()
                     return
-                self._perform(outputs.popleft())
             waiting.popleft()
             self._room.set()
+
+    def _say(self, outputs: deque[Effect]) -> bool:
+        """Carry out effects up to the first that must be awaited. Return whether none must."""
+        while outputs:
+            if type(outputs[0]) is Publish:
+                return False
+            self._perform(outputs.popleft())
+        return True
 
     def _begin(self, step: Step) -> None:
         if step.persisted and not step.begun:
@@ -260,12 +273,13 @@ class Steps:
             while waiting and not waiting[0].outstanding:
                 step = waiting[0]
                 self._begin(step)
-                while step.outputs:
-                    effect = step.outputs.popleft()
-                    if type(effect) is Publish:
-                        await self._publish(effect)
-                    else:
-                        self._perform(effect)
+                with tracing.under(step.trace):
+                    while step.outputs:
+                        effect = step.outputs.popleft()
+                        if type(effect) is Publish:
+                            await self._publish(effect)
+                        else:
+                            self._perform(effect)
                 if waiting:  # Not halted meanwhile.
                     waiting.popleft()
                     self._room.set()

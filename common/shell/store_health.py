@@ -16,9 +16,13 @@ _MIB: Final = 1024**2
 
 
 class StoreHealth:
-    def __init__(self, clock: Clock, writers: Mapping[str, BucketWriter]) -> None:
-        """`writers`: those that there are at any time."""
+    def __init__(
+        self, clock: Clock, writers: Mapping[str, BucketWriter], replicas: int = 1
+    ) -> None:
+        """`writers`: those that there are at any time. `replicas`: servers that keep each record;
+        most of them are enough."""
         self._clock, self._writers = clock, writers
+        self._spare = (replicas - 1) // 2
         self._states: dict[str, tuple[float, BusState]] = {}
         """Bus server -> its newest state, and when it was heard."""
 
@@ -50,14 +54,15 @@ class StoreHealth:
         return [f"bus server {each.server}: {each.reason}" for each in self._heard() if each.reason]
 
     def _full(self) -> str:
-        for each in self._heard():
-            if each.free_bytes < each.reserve_bytes:
-                return (
-                    f"takes no new jobs: the disk of bus server {each.server} has "
-                    f"{each.free_bytes // _MIB} MiB left of {each.total_bytes // _MIB}, and "
-                    f"{each.reserve_bytes // _MIB} are kept for those that are there: make room"
-                )
-        return ""
+        full = [each for each in self._heard() if each.free_bytes < each.reserve_bytes]
+        if len(full) <= self._spare:
+            return ""
+        each = full[0]
+        return (
+            f"takes no new jobs: the disk of bus server {each.server} has "
+            f"{each.free_bytes // _MIB} MiB left of {each.total_bytes // _MIB}, and "
+            f"{each.reserve_bytes // _MIB} are kept for those that are there: make room"
+        )
 
     def _heard(self) -> list[BusState]:
         since_s = self._clock.now_s() - limits.BUS_STATE_S

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from slackwater.common.base import limits
+from slackwater.common.base import limits, tracing
 from slackwater.common.base.clock import Clock
 from slackwater.common.base.effects import EffectKey, TimerFired
 from slackwater.common.base.errors import Fatal
@@ -42,4 +42,5 @@ class Timers:
         if self._clock.now_s() < at_s:  # The loop's clock and the world's differ by a rounding.
             self.start(key, at_s)
             return
-        self._post(TimerFired(key))
+        with tracing.under(""):  # Not part of what happened when it was started.
+            self._post(TimerFired(key))

@@ -75,6 +75,11 @@ class Bucket(Protocol):
 
 
 class Store(Protocol):
+    @property
+    def replicas(self) -> int:
+        """Servers that keep each record; most of them are enough."""
+        ...
+
     async def bucket(self, name: str) -> Bucket:
         """Open the bucket, making it if need be."""
         ...

@@ -9,7 +9,6 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any, Final
 
-import msgspec
 from nats.aio.msg import Msg
 
 from slackwater.common.base import limits
@@ -24,6 +23,7 @@ from slackwater.common.store.jetstream import (
     SUBJECTS_OVERLAP,
     ApiError,
     PubAck,
+    StreamInfo,
     ask,
     mapped,
     parse,
@@ -42,16 +42,6 @@ _FIXED: Final[dict[str, Any]] = {
     "retention": "limits",
     "discard": "old",
 }
-
-
-class _State(msgspec.Struct):
-    last_seq: int = 0
-
-
-class _Found(msgspec.Struct):
-    config: dict[str, Any] = {}
-    state: _State = msgspec.field(default_factory=_State)
-    error: ApiError | None = None
 
 
 class NatsHistory:
@@ -73,12 +63,12 @@ class NatsHistory:
         if all(found.get(key) == value for key, value in wanted.items()):
             if not await self._stuck():
                 return False
-            removed = await ask(self._bus, f"STREAM.DELETE.{STREAM}", None, _Found)
+            removed = await ask(self._bus, f"STREAM.DELETE.{STREAM}", None, StreamInfo)
             if removed.error is not None:
                 raise _refused(removed.error)
             return await self._made(wanted)
         # Keep what else an operator has set.
-        changed = await ask(self._bus, f"STREAM.UPDATE.{STREAM}", found | wanted, _Found)
+        changed = await ask(self._bus, f"STREAM.UPDATE.{STREAM}", found | wanted, StreamInfo)
         if changed.error is not None:
             raise _refused(changed.error)
         return True
@@ -113,7 +103,7 @@ class NatsHistory:
         """Make the stream; False: another master was faster."""
         # Facts need not reach the disk one by one; a stream with copies cannot be told so.
         loose = {"persist_mode": "async"} if wanted["num_replicas"] == 1 else {}
-        made = await ask(self._bus, f"STREAM.CREATE.{STREAM}", wanted | loose, _Found)
+        made = await ask(self._bus, f"STREAM.CREATE.{STREAM}", wanted | loose, StreamInfo)
         if made.error is not None and made.error.err_code != NAME_IN_USE:
             raise _refused(made.error)
         return made.error is None
@@ -127,12 +117,12 @@ class NatsHistory:
         )
         ack = parse(answer.data, PubAck, _WHERE)
         counted = sequence_in(ack.error.description) if ack.error is not None else None
-        info = await ask(self._bus, f"STREAM.INFO.{STREAM}", None, _Found)
-        return counted is not None and info.error is None and counted > info.state.last_seq
+        info = await ask(self._bus, f"STREAM.INFO.{STREAM}", None, StreamInfo)
+        return counted is not None and info.error is None and counted > info.last_seq
 
     async def _found(self) -> dict[str, Any] | None:
         """Return the stream's configuration; None: the stream does not exist."""
-        info = await ask(self._bus, f"STREAM.INFO.{STREAM}", None, _Found)
+        info = await ask(self._bus, f"STREAM.INFO.{STREAM}", None, StreamInfo)
         if info.error is not None:
             if info.error.err_code == NO_STREAM:
                 return None

@@ -30,10 +30,47 @@ class PubAck(msgspec.Struct):
     error: ApiError | None = None
 
 
+class StreamInfo(msgspec.Struct):
+    """The server's answer about a stream, as it came, whatever its version knows."""
+
+    config: dict[str, Any] = {}
+    state: dict[str, Any] = {}
+    cluster: dict[str, Any] = {}
+    """Its leader, and how far the copies are."""
+    error: ApiError | None = None
+
+    @property
+    def last_seq(self) -> int:
+        return int(self.state.get("last_seq", 0))
+
+
 async def ask(bus: NatsBus, verb: str, question: Any, kind: type[A]) -> A:
     payload = b"" if question is None else msgspec.json.encode(question)
     answer = await bus.call(f"$JS.API.{verb}", payload, timeout_s=limits.STORE_TIMEOUT_S)
     return parse(answer.data, kind, verb)
+
+
+async def make_stream(bus: NatsBus, config: dict[str, Any]) -> None:
+    """Make a stream. One that exists keeps its options (an operator's choice), but is copied to
+    more servers where `num_replicas` says so.
+
+    Raises:
+        Unavailable: the servers that are there cannot keep so many copies, or do not answer.
+    """
+    name = config["name"]
+    made = await ask(bus, f"STREAM.CREATE.{name}", config, StreamInfo)
+    if made.error is None:
+        return
+    if made.error.err_code != NAME_IN_USE:
+        raise mapped(name, made.error)
+    found = await ask(bus, f"STREAM.INFO.{name}", None, StreamInfo)
+    if found.error is not None:
+        raise mapped(name, found.error)
+    if found.config["num_replicas"] < config["num_replicas"]:
+        more = found.config | {"num_replicas": config["num_replicas"]}
+        raised = await ask(bus, f"STREAM.UPDATE.{name}", more, StreamInfo)
+        if raised.error is not None:
+            raise mapped(f"{name}, {config['num_replicas']} copies", raised.error)
 
 
 def parse(payload: bytes, kind: type[A], where: str) -> A:

@@ -116,6 +116,8 @@ class MemoryStorage:
 
 
 class MemoryStore:
+    replicas = 1
+
     """One client's handle. Made by `MemoryStorage.connect(name)`."""
 
     def __init__(self, storage: MemoryStorage, client: str) -> None:

@@ -38,12 +38,13 @@ from slackwater.common.store.base import (
 )
 from slackwater.common.store.jetstream import (
     EXPECTED_LAST,
-    NAME_IN_USE,
     NEVER,
     NO_MESSAGE,
     ApiError,
     PubAck,
+    StreamInfo,
     ask,
+    make_stream,
     mapped,
     parse,
     sequence_in,
@@ -57,15 +58,6 @@ _TTL: Final = "Nats-TTL"
 
 _HEADER_BYTES_MAX: Final = 4096  # The server counts headers in a message's size.
 _WRONG_LAST_SEQUENCE: Final = (10071, 10164)
-
-
-class _State(msgspec.Struct):
-    last_seq: int = 0
-
-
-class _StreamInfo(msgspec.Struct):
-    state: _State = msgspec.field(default_factory=_State)
-    error: ApiError | None = None
 
 
 class _Stored(msgspec.Struct):
@@ -84,7 +76,7 @@ class NatsStore:
 
     def __init__(self, bus: NatsBus, *, replicas: int = 1) -> None:
         self._bus = bus
-        self._replicas = replicas
+        self.replicas = replicas
         self._buckets: dict[str, NatsBucket] = {}
         self._lease_buckets: set[str] = set()
 
@@ -120,7 +112,7 @@ class NatsStore:
             "storage": "file",
             "retention": "limits",
             "discard": "new",
-            "num_replicas": self._replicas,
+            "num_replicas": self.replicas,
             "max_msg_size": limits.RECORD_BYTES_MAX + _HEADER_BYTES_MAX,
             "allow_rollup_hdrs": True,
             "deny_delete": True,
@@ -130,10 +122,7 @@ class NatsStore:
             "max_consumers": -1,
             **options,
         }
-        answer = await ask(self._bus, f"STREAM.CREATE.KV_{name}", config, _StreamInfo)
-        if answer.error is not None and answer.error.err_code != NAME_IN_USE:
-            # In use: made before, with other options (by an operator); those stand.
-            raise mapped(f"bucket {name}", answer.error)
+        await make_stream(self._bus, config)
 
 
 class NatsBucket:
@@ -196,10 +185,10 @@ class NatsBucket:
         last = sequence_in(ack.error.description)
         if last is not None:
             return last
-        info = await ask(self._bus, f"STREAM.INFO.KV_{self._name}", None, _StreamInfo)
+        info = await ask(self._bus, f"STREAM.INFO.KV_{self._name}", None, StreamInfo)
         if info.error is not None:
             raise mapped(where, info.error)
-        return info.state.last_seq
+        return info.last_seq
 
     async def put(self, key: str, value: bytes, *, expected_last: int, fence: int = 0) -> int:
         if len(value) > limits.RECORD_BYTES_MAX:

@@ -1,16 +1,18 @@
-"""`slackwater bus`: the users of a bus of one's own servers, and a watch over their disks."""
+"""`slackwater bus`: the users of a bus of one's own servers, a watch over their disks, and copies
+of all that the bus keeps."""
 
 import asyncio
 import os
+import shutil
 import signal
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from slackwater.common.base.clock import LiveClock
-from slackwater.common.base.errors import ConfigRejected, Rejected
+from slackwater.common.base.errors import ConfigRejected, NobodyThere, Rejected
 from slackwater.common.base.private_files import private_folder, write_private
 from slackwater.common.bus.users import BusUser, authorization, new_seed
 from slackwater.console import tables
@@ -19,8 +21,12 @@ from slackwater.console.outcome import print_json, reported
 from slackwater.console.program import group
 from slackwater.console.tables import Row
 from slackwater.console.where import credentials, resolve
+from slackwater.schemas.permissions import SERVICES
 
-app = group("Make the users of a bus of your own servers; watch a server's disk.")
+if TYPE_CHECKING:
+    from slackwater.common.bus.nats import NatsBus
+
+app = group("Keep a bus of your own servers: users, disks, backups.")
 
 CONFIG = "users.conf"
 _FORMER = ".former"
@@ -118,3 +124,114 @@ async def _watch(server: str, store_dir: Path, pid_file: Path, page: str, url: s
         await DiskWatch(server, store_dir, page, bus, LiveClock(), restart).run()
     finally:
         await bus.close()
+
+
+@app.command()
+def backup(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder that is not there.")],
+    url: Url = None,
+    json: Json = False,
+) -> None:
+    """Save all that the bus keeps, each stream in a folder of its own, while services go on.
+
+    The files are those of `nats account backup`. Programs of jobs and secrets in their environment
+    are among them: the folder is readable by you alone.
+    """
+    with reported():
+        if folder.exists():
+            raise Rejected(f"{folder} exists: name a new folder")
+        saved = asyncio.run(_backup(folder, resolve(url)))
+    if json:
+        print_json({"folder": str(folder), "streams": saved})
+        return
+    rows = [Row((stream, f"{nbytes:,}")) for stream, nbytes in saved.items()]
+    tables.show(tables.lines(("STREAM", "BYTES"), rows, None))
+
+
+async def _backup(folder: Path, url: str) -> dict[str, int]:
+    from slackwater.common.bus.nats import NatsBus
+    from slackwater.common.store import snapshots
+
+    bus = await NatsBus.connect(url, "operator", credentials=credentials())
+    draft = folder.with_name(f"{folder.name}.incomplete")
+    try:
+        shutil.rmtree(draft, ignore_errors=True)  # Left by an attempt that was cut short.
+        private_folder(draft)
+        saved = {
+            stream: await snapshots.back_up(bus, stream, draft)
+            for stream in await snapshots.streams(bus)
+        }
+        draft.rename(folder)
+        return saved
+    finally:
+        await bus.close()
+
+
+@app.command()
+def restore(
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="The folder that `backup` made.")
+    ],
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Remove what the bus keeps now, first.")
+    ] = False,
+    replicas: Annotated[
+        int | None,
+        typer.Option(min=1, max=5, metavar="N", help="Keep it on so many servers; else as it was."),
+    ] = None,
+    url: Url = None,
+    json: Json = False,
+) -> None:
+    """Restore what `backup` saved to a bus that no service uses at the moment.
+
+    Stop the services first and start them afterwards: they go on with what was saved. Jobs that
+    began since are unknown to it; workers end their processes.
+    """
+    with reported():
+        saved = sorted(path.parent for path in folder.glob("*/backup.json"))
+        if not saved:
+            raise Rejected(f"{folder} has nothing that `slackwater bus backup` saved")
+        restored = asyncio.run(_restore(saved, replace, replicas, resolve(url)))
+    if json:
+        print_json({"streams": restored})
+        return
+    rows = [Row((stream, f"{messages:,}")) for stream, messages in restored.items()]
+    tables.show(tables.lines(("STREAM", "MESSAGES"), rows, None))
+
+
+async def _restore(
+    saved: list[Path], replace: bool, replicas: int | None, url: str
+) -> dict[str, int]:
+    from slackwater.common.bus.nats import NatsBus
+    from slackwater.common.store import snapshots
+
+    bus = await NatsBus.connect(url, "operator", credentials=credentials())
+    try:
+        for path in saved:
+            await asyncio.to_thread(snapshots.check, path)
+        await _refuse_where_used(bus)
+        there = await snapshots.streams(bus)
+        if there and not replace:
+            raise Rejected(
+                f"the bus keeps {len(there)} streams ({there[0]} is one): --replace removes them"
+            )
+        for stream in there:
+            await snapshots.remove(bus, stream)
+        return {
+            path.name: (await snapshots.restore(bus, path, replicas=replicas)).state["messages"]
+            for path in saved
+        }
+    finally:
+        await bus.close()
+
+
+async def _refuse_where_used(bus: "NatsBus") -> None:
+    for service in SERVICES:
+        try:
+            await bus.call(f"$SRV.PING.{service}", b"", timeout_s=2.0)
+        except NobodyThere:
+            continue
+        raise Rejected(
+            f"a {service} service runs on this bus: stop all services first "
+            "(systemctl stop slackwater.target on each machine)"
+        )

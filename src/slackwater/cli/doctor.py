@@ -34,8 +34,8 @@ DISK_BAD_BYTES: Final = 64 * 2**20
 """Less free is bad: JetStream stops taking records when its disk is full."""
 COMPILED: Final[Mapping[str, str]] = {
     "folds": "common/domains/slots/__pycache__/kernels.*.nbi",
-    "streams": "common/transport/__pycache__/serving.*.nbi",
-    "pages": "memory/__pycache__/gather.*.nbi",
+    "streams": "common/transport/__pycache__/target_kernels.*.nbi",
+    "pages": "memory/resilience/__pycache__/gather.*.nbi",
 }
 """Where numba keeps what `slackwater compile` made, below the package."""
 
@@ -51,6 +51,10 @@ class Check(msgspec.Struct, frozen=True):
 
 def doctor(
     url: Url = None,
+    whole: Annotated[
+        bool,
+        typer.Option("--whole", help="Look at the whole cluster, not at this host."),
+    ] = False,
     state_dir: Annotated[
         Path | None,
         typer.Option(
@@ -62,9 +66,14 @@ def doctor(
 ) -> None:
     """Say what this host can do: transports, limits, memory, disk, the bus, compiled kernels.
 
-    Exits with 1 where something that services need is bad.
+    With --whole, what is wrong with the cluster, and what to do: services that are missing or not
+    well, clocks, disks and certificates of bus servers, copies of streams, GPUs, versions. Exits
+    with 1 where something that services need is bad.
     """
     with reported():
+        if whole:
+            _show(asyncio.run(_whole(url)), json)
+            return
         found = [
             *transports(),
             descriptors(*resource.getrlimit(resource.RLIMIT_NOFILE)),
@@ -78,6 +87,10 @@ def doctor(
             asyncio.run(bus(url)),
             *compiled(os.environ.get("NUMBA_CACHE_DIR", "")),
         ]
+    _show(found, json)
+
+
+def _show(found: list[Check], json: bool) -> None:
     if json:
         print_json(found)
     else:
@@ -85,6 +98,18 @@ def doctor(
         tables.show(tables.lines(("what", "state", "why"), rows))
     if any(check.state == "bad" for check in found):
         raise typer.Exit(FAILED)
+
+
+async def _whole(url: str | None) -> list[Check]:
+    from slackwater.cli import cluster_doctor
+    from slackwater.common.bus.nats import NatsBus
+    from slackwater.common.shell.client import connect
+
+    where, identity = resolve(url), credentials()
+    async with connect(where, "doctor", identity) as client:
+        assert isinstance(client.bus, NatsBus)
+        seen = await cluster_doctor.gather(client, client.bus, where, identity)
+        return cluster_doctor.judge(seen)
 
 
 def transports() -> Iterator[Check]:

@@ -4,6 +4,7 @@
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
 from importlib import import_module
 from typing import Any, Final
 
@@ -19,6 +20,10 @@ EXIT_CODES: Final = (
     "Exit codes: 0 done, 1 failed, 2 usage, 3 inconclusive, 65 bad input, 69 nobody answers, "
     "75 try later, 78 bad configuration, 130 interrupted."
 )
+
+
+command_path: Final[ContextVar[str]] = ContextVar("command_path", default="slackwater")
+"""The command that is being done, with its groups."""
 
 
 class Group(TyperGroup):
@@ -58,6 +63,7 @@ class Group(TyperGroup):
         names = self.list_commands(ctx)
         if args[0] not in names and not args[0].startswith("-") and not ctx.resilient_parsing:
             ctx.fail(unknown_command(args[0], names))
+        command_path.set(f"{ctx.command_path} {args[0]}")
         return super().resolve_command(ctx, args)
 
 

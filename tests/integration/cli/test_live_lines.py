@@ -62,10 +62,11 @@ async def test_a_job_is_submitted_once_and_another_under_its_id_is_refused(
 
 async def test_a_drain_is_taken_back_once(url: str) -> None:
     assert (await said(url, "drain", "nosuch"))[0] == 65
-    code, text = await said(url, "drain", "a1", "--cancel")
+    nothing = (0, "a1 was not being drained: nothing changed\n")
+    assert await said(url, "drain", "a1", "--cancel") == nothing
+    code, text = await said(url, "drain", "a1")
     if code == 65:  # It serves no cluster yet: nothing can be drained, and that is said.
-        assert "a1 serves no cluster" in text
+        assert "serve no cluster" in text or "serves no cluster" in text
         return
-    assert (code, text) == (0, "a1 was not being drained: nothing changed\n")
-    assert (await said(url, "drain", "a1"))[0] == 0
+    assert code == 0
     assert await said(url, "drain", "a1", "--cancel") == (0, "a1 serves again\n")

@@ -1,22 +1,14 @@
 """Three real nats-servers in one cluster, on loopback, and certificates for them."""
 
 import signal
-import socket
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
+from tests.ports import free_ports
+
 from slackwater.common.bus.server import find_server
-
-
-def free_ports(count: int) -> list[int]:
-    """Find ports that nobody has now. Another process may take one before its server does."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
 
 
 class BusCluster:

@@ -2,11 +2,10 @@
 
 import asyncio
 import json
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
+from tests.certificates import make_certificates, needs_openssl
 from tests.eventually import eventually
 from tests.integration.common.bus_cluster import BusCluster
 
@@ -51,6 +50,24 @@ async def test_no_acknowledged_record_is_lost_with_one_server_of_three(tmp_path:
 
 
 @pytest.mark.slow
+async def test_what_was_stored_on_one_server_is_copied_to_three(tmp_path: Path) -> None:
+    """`replicas` was raised, and counted for new buckets alone."""
+    with BusCluster(tmp_path) as cluster:
+        bus = await eventually(lambda: NatsBus.connect(cluster.url, "writer"))
+        alone = await eventually(lambda: NatsStore(bus).bucket("jobs"))
+        await eventually(lambda: _append(alone, "before"))
+        bucket = await eventually(lambda: NatsStore(bus, replicas=3).bucket("jobs"))
+        answer = await bus.call("$JS.API.STREAM.INFO.KV_jobs", b"", timeout_s=5.0)
+        assert json.loads(answer.data)["config"]["num_replicas"] == 3
+        entries, _ = await eventually(bucket.load)
+        assert set(entries) == {"before"}
+        await eventually(lambda: NatsStore(bus).bucket("jobs"))  # Fewer are not made of them.
+        answer = await bus.call("$JS.API.STREAM.INFO.KV_jobs", b"", timeout_s=5.0)
+        assert json.loads(answer.data)["config"]["num_replicas"] == 3
+        await bus.close()
+
+
+@pytest.mark.slow
 async def test_two_of_three_lost_is_a_refusal_and_then_all_goes_on(tmp_path: Path) -> None:
     with BusCluster(tmp_path) as cluster:
         bus = await eventually(lambda: NatsBus.connect(cluster.url, "writer"))
@@ -71,29 +88,14 @@ class EncryptedServer(NatsServer):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder / "nats")
-        self.folder = folder
-        _openssl("req", "-x509", *_KEY, "-subj", "/CN=authority", "-keyout", f"{folder}/ca.key",
-                 "-out", f"{folder}/ca.pem", "-days", "2")  # fmt: skip
-        _openssl("req", "-new", *_KEY, "-subj", "/CN=server", "-keyout", f"{folder}/server.key",
-                 "-out", f"{folder}/server.csr")  # fmt: skip
-        (folder / "ext").write_text("subjectAltName = IP:127.0.0.1\n")
-        _openssl("x509", "-req", "-in", f"{folder}/server.csr", "-CA", f"{folder}/ca.pem",
-                 "-CAkey", f"{folder}/ca.key", "-CAcreateserial", "-days", "2",
-                 "-extfile", f"{folder}/ext", "-out", f"{folder}/server.pem")  # fmt: skip
+        self.files = make_certificates(folder)
 
     def _config(self) -> str:
-        files = f'cert_file: "{self.folder}/server.pem", key_file: "{self.folder}/server.key"'
+        files = f'cert_file: "{self.files.certificate}", key_file: "{self.files.key}"'
         return super()._config() + f"tls {{ {files} }}\n"
 
 
-_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
-
-
-def _openssl(*words: str) -> None:
-    subprocess.run(("openssl", *words), check=True, capture_output=True, timeout=30)
-
-
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates")
+@needs_openssl
 async def test_an_encrypted_bus_is_trusted_by_its_authority_alone(tmp_path: Path) -> None:
     trusted = Credentials().trusting(Tls(ca=str(tmp_path / "ca.pem")))
     with EncryptedServer(tmp_path) as server:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+import slackwater
 from slackwater.cli import doctor
 from slackwater.cli.commands import app
 from slackwater.cli.doctor import Check
@@ -90,3 +91,11 @@ def test_the_bus_is_asked_for_its_version_and_jetstream(
     code, bus = found("--url", "nats://127.0.0.1:9")
     assert (code, bus["state"]) == (1, "bad")
     assert "no nats-server answers" in bus["why"]
+
+
+def test_kernels_are_looked_for_where_they_are() -> None:
+    """A module was renamed, and its kernels were said to be missing ever since."""
+    package = Path(slackwater.__file__).parent
+    for part, pattern in doctor.COMPILED.items():
+        source = package / pattern.replace("__pycache__/", "").replace(".*.nbi", ".py")
+        assert source.is_file(), part

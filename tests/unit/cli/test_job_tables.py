@@ -208,6 +208,18 @@ def test_a_drained_aggregator_does_not_look_like_any_other() -> None:
     assert rows == [["a1", "free"], ["a2", "draining"], ["a3", "lost"], ["a10", "serving"]]
 
 
+def test_the_link_of_an_aggregator_is_shown_where_its_budget_is_known() -> None:
+    known = aggregator("a1")
+    assert known.heartbeat is not None
+    beat = msgspec.structs.replace(
+        known.heartbeat, network_budget_bytes_s=1_250_000_000, network_load_bytes_s=250_000_000
+    )
+    infos = (msgspec.structs.replace(known, heartbeat=beat), aggregator("a2"))
+    first, second = aggregator_table(infos, None)[1:]
+    assert first.endswith("20% of 1.2 GiB/s")
+    assert "%" not in second
+
+
 def test_a_tenants_use_is_unknown_until_it_was_measured() -> None:
     limits = {"loss_limit": 0.05, "queued_max": 9, "waiting": 1, "running": 2, "pool_cpu": 8.0}
     idle = TenantInfo(tenant="new", cpu_fraction=0.25, cpu=1.0, **limits)  # type: ignore[arg-type]
