@@ -4,6 +4,7 @@
 mount. Expected errors are one line on stderr and an exit code.
 """
 
+import logging
 import re
 import sys
 from collections.abc import Collection, Iterable
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final, get_args, get_type_hints
 
 import msgspec
+import structlog
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -236,7 +238,7 @@ def simulate_command(
     colocate: Annotated[int, _count("Most jobs on the same GPUs.")] = 0,
     nodes_max: Annotated[int, _count("Nodes to which the cluster may grow.")] = 0,
     provision_s: Annotated[float, typer.Option(help="Seconds until a new node is there.")] = 0,
-    pool: Annotated[str, typer.Option(help="Another pool: aggregation or memory.")] = "",
+    pool: Annotated[str, typer.Option(help="Not GPUs: aggregation, memory or control.")] = "",
     why_at: Annotated[list[float], typer.Option(help="Note why jobs wait then.")] = [],  # noqa: B006
     report: Annotated[Path | None, typer.Option(help="Folder to write to.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
@@ -289,8 +291,16 @@ def _simulate_given(
             options = _with_policies(options, simulate_pool.POLICIES)
             runs = simulate_pool.simulate_pool(options, report, as_json, processes)
             simulate_pool.print_pool(_console(), runs, as_json, report)
+        case "control":
+            from slackwater.loadgen.cli import simulate_control
+
+            structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+            fleets = simulate_control.simulate_fleet(options, report, as_json)
+            simulate_control.print_fleet(_console(), fleets, as_json, report)
         case _:
-            raise ConfigRejected(f"--pool {pool!r}: aggregation and memory can be simulated")
+            raise ConfigRejected(
+                f"--pool {pool!r}: aggregation, memory and control can be simulated"
+            )
     return 0
 
 

@@ -1,7 +1,8 @@
 from collections.abc import Iterator
 
 import pytest
-from tests.sim.grants import check_held
+
+from slackwater.loadgen.simulator.control.grants import check_held
 
 
 @pytest.fixture(autouse=True)

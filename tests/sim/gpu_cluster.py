@@ -4,15 +4,11 @@ the simulator's profiles of training jobs, whose Pollux agents report to the mas
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from math import ceil
 from typing import Any, Protocol
-
-import msgspec
-from tests.sim.processes import Processes, Rank, Ranks
-from tests.sim.services import Services
 
 from slackwater.common.base import codec
 from slackwater.common.bus.memory import SeededFaults
@@ -20,12 +16,12 @@ from slackwater.common.shell import ServiceDefinition
 from slackwater.common.shell.client import Client
 from slackwater.common.shell.world import SimWorld, World
 from slackwater.common.store.memory import SeededStoreFaults
+from slackwater.loadgen.simulator.control.processes import Rank, Ranks, node
+from slackwater.loadgen.simulator.control.services import Services
 from slackwater.loadgen.simulator.gpu.jobmodels.base import Conditions
 from slackwater.loadgen.simulator.gpu.jobmodels.profiles import ProfileRun
 from slackwater.schemas import subjects
 from slackwater.schemas.base import RUN_ATTEMPTS, JobId
-from slackwater.schemas.cluster import WorkerHeartbeat
-from slackwater.schemas.gpus import Gpu
 from slackwater.schemas.job_requests import JobAccepted, SubmitJob
 from slackwater.schemas.jobs import JobRecord, JobSpec
 from slackwater.services.master.config import MasterConfig
@@ -33,9 +29,7 @@ from slackwater.services.master.core import Master
 from slackwater.services.master.scheduling.scheduler import Decision, Scheduler
 from slackwater.services.master.scheduling.view import NOTHING, View
 from slackwater.services.master.shell import definition as master_definition
-from slackwater.services.worker.config import WorkerConfig
 from slackwater.services.worker.effects import RunRank
-from slackwater.services.worker.shell import definition as worker_definition
 
 STOPPED = -15
 
@@ -154,7 +148,7 @@ class GpuCluster(Services):
         config = MasterConfig(gpu_policy=policy, gpu_policy_settings=dict(settings or {}))
         self.definitions["master"] = lambda world: self._master(config, world)
         for name in names:
-            self.definitions[name] = self._worker(name, gpus)
+            self.definitions[name] = node(self, self.ranks[name], self._run, name, gpus)
 
     def _master(self, config: MasterConfig, world: World) -> ServiceDefinition:
         made = master_definition(config, world, self.durations)
@@ -162,24 +156,6 @@ class GpuCluster(Services):
         gpus = made.core.state.gpus
         gpus.scheduler = NotingScheduler(gpus.scheduler, self.decided, self.began_s)
         return dataclasses.replace(made, tasks=())
-
-    def _worker(self, name: str, gpus: int) -> Callable[[World], ServiceDefinition]:
-        inventory = tuple(Gpu(index=n, id=f"{name}/{n}", type="fake") for n in range(gpus))
-
-        def define(world: World) -> ServiceDefinition:
-            made = worker_definition(WorkerConfig(id=name, keep_jobs=True), world)
-            beat = made.heartbeat
-            assert beat is not None
-
-            def heartbeat(now_s: float) -> WorkerHeartbeat:
-                told = beat(now_s)
-                assert isinstance(told, WorkerHeartbeat)
-                return msgspec.structs.replace(told, gpus=inventory)
-
-            processes = Processes(self, self.ranks[name], self._run)
-            return dataclasses.replace(processes.of(made), heartbeat=heartbeat, service_gauges=None)
-
-        return define
 
     async def _run(self, rank: Rank) -> None:
         """Hold its GPUs and do its part of the job's work, until that ends or is stopped."""

@@ -7,7 +7,6 @@ from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from tests.sim.grants import hold_to
 
 from slackwater.common.embedded.notify import FdStore
 from slackwater.common.shell import run_service
@@ -16,6 +15,7 @@ from slackwater.common.shell.process import Process
 from slackwater.common.shell.world import SimWorld
 from slackwater.common.transport.memory import MemoryFabric, MemoryNetwork
 from slackwater.loadgen.memory.checker import PAGE_BYTES
+from slackwater.loadgen.simulator.control.grants import hold_to
 from slackwater.memory.pages import kernels as k
 from slackwater.memory.pages import writeback
 from slackwater.memory.pages.backup import Backup

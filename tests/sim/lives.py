@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from tests.sim.grants import hold_to
 
 from slackwater.common.base import failpoints
 from slackwater.common.base.errors import Retryable
@@ -23,6 +22,7 @@ from slackwater.common.shell.notify import SdNotify
 from slackwater.common.shell.process import Process
 from slackwater.common.shell.world import SimWorld
 from slackwater.common.transport.memory import MemoryChannel, MemoryFabric, MemoryNetwork
+from slackwater.loadgen.simulator.control.grants import hold_to
 from slackwater.services.aggregator import migration, regions, shell
 from slackwater.services.aggregator.config import AggregatorConfig
 from slackwater.services.aggregator.shell import Aggregator

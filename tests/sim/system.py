@@ -17,8 +17,6 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.sim.lives import Lives, Network
-from tests.sim.processes import Processes, Rank, Ranks
-from tests.sim.services import Services
 
 from slackwater.agent import line as agent_line
 from slackwater.agent import session as agent_session
@@ -33,6 +31,8 @@ from slackwater.common.shell.client import Client
 from slackwater.common.shell.world import SimWorld, World
 from slackwater.common.store.memory import SeededStoreFaults
 from slackwater.common.transport.memory import MemoryChannel, MemoryFabric
+from slackwater.loadgen.simulator.control.processes import Processes, Rank, Ranks
+from slackwater.loadgen.simulator.control.services import Services
 from slackwater.schemas.base import JobId, Ok
 from slackwater.schemas.job_requests import CancelJob, JobAccepted, SubmitJob
 from slackwater.schemas.jobs import JobSpec

@@ -3,7 +3,7 @@ transfers to one aggregator take longer from some moment on."""
 
 from typing import Any
 
-from tests.sim import plane as control
+from tests.sim.plane import MIB, Plane, check_settled, job, plane, settle
 
 from slackwater.common.shell.simulated_loop import run_simulated
 from slackwater.schemas import subjects
@@ -15,7 +15,7 @@ BYTES_S = 10_000_000
 """The rate of a link that is not congested."""
 
 
-class Networked(control.Plane):
+class Networked(Plane):
     """Each bucket of 1 MiB is pulled over its aggregator's link; what shares a link waits for one
     another. `congestion`: how many times longer it takes."""
 
@@ -27,14 +27,14 @@ class Networked(control.Plane):
         taken: dict[AggregatorId, float] = {}
         for place, _ in model.places.values():
             factor = self.congestion.get(place, 1.0)
-            taken[place] = taken.get(place, 0.0) + factor * control.MIB / BYTES_S
+            taken[place] = taken.get(place, 0.0) + factor * MIB / BYTES_S
         return taken
 
     def penalty(self, model: Any) -> float:
         waited: float = max(self.link_s(model).values()) / model.compute_s
         return float(super().penalty(model)) + waited
 
-    def _tell(self, model: Any, rank: int, first: int, durations_s: list[float]) -> None:
+    def tell(self, model: Any, rank: int, first: int, durations_s: list[float]) -> None:
         count = len(durations_s)
         links = tuple(
             LinkTimes(
@@ -67,22 +67,22 @@ def test_a_lone_job_leaves_the_congested_link_and_comes_back_when_it_is_good_aga
     congestion. Some minutes later the link counts as good, and the job gets its two servers."""
 
     async def main() -> None:
-        async with control.plane(1, 2, congestion_s=500.0, kind=Networked) as made:
-            job = control.job("v1", 1.0, [0.02, 0.01, 0.005, 0.005], iterations=2000)
-            made.spawn(made.run_job(job, 2.0))
-            await control.settle(made, 60.0)
+        async with plane(1, 2, congestion_s=500.0, kind=Networked) as made:
+            model = job("v1", 1.0, [0.02, 0.01, 0.005, 0.005], iterations=2000)
+            made.spawn(made.run_job(model, 2.0))
+            await settle(made, 60.0)
             assert moves(made) == []
             made.congestion["a0"] = 15.0
-            await control.settle(made, 300.0)
+            await settle(made, 300.0)
             assert moves(made) == [("interfered", ("a0",), ("a1",))]
-            before = job.iteration
-            await control.settle(made, 100.0)
-            assert job.iteration - before > 60, "congested there it would be 24, alone 82"
+            before = model.iteration
+            await settle(made, 100.0)
+            assert model.iteration - before > 60, "congested there it would be 24, alone 82"
             made.congestion.clear()
-            await control.settle(made, 600.0)
+            await settle(made, 600.0)
             assert moves(made)[-1][0] == "expanded"
             assert made.allocated() == {"a0", "a1"}
-            control.check_settled(made)
+            check_settled(made)
 
     run_simulated(main())
 
@@ -91,12 +91,12 @@ def test_above_the_limit_nothing_moves() -> None:
     """Pulls take three times as long and are 6 % of an iteration: it keeps 90 % of its speed."""
 
     async def main() -> None:
-        async with control.plane(2, 4, kind=Networked) as made:
-            job = control.job("v1", 4.0, [0.02, 0.01], iterations=400)
-            made.spawn(made.run_job(job, 2.0))
-            await control.settle(made, 60.0)
+        async with plane(2, 4, kind=Networked) as made:
+            model = job("v1", 4.0, [0.02, 0.01], iterations=400)
+            made.spawn(made.run_job(model, 2.0))
+            await settle(made, 60.0)
             made.congestion["a0"] = 3.0
-            await control.settle(made, 250.0)
+            await settle(made, 250.0)
             assert moves(made) == []
             assert "interfered" not in made.facts("v1")
 
@@ -105,12 +105,12 @@ def test_above_the_limit_nothing_moves() -> None:
 
 def test_workers_whose_own_link_is_slow_are_not_helped_by_moving() -> None:
     async def main() -> None:
-        async with control.plane(3, 2, kind=Networked) as made:
-            job = control.job("v1", 1.0, [0.02, 0.01], iterations=400)
-            made.spawn(made.run_job(job, 2.0))
-            await control.settle(made, 60.0)
+        async with plane(3, 2, kind=Networked) as made:
+            model = job("v1", 1.0, [0.02, 0.01], iterations=400)
+            made.spawn(made.run_job(model, 2.0))
+            await settle(made, 60.0)
             made.congestion |= {"a0": 30.0, "a1": 30.0}
-            await control.settle(made, 400.0)
+            await settle(made, 400.0)
             assert moves(made) == []
 
     run_simulated(main())
@@ -120,17 +120,17 @@ def test_of_two_jobs_only_the_one_that_suffers_moves_and_the_link_is_left_alone(
     """They share; only one of them has so much to pull that it loses more than the limit."""
 
     async def main() -> None:
-        async with control.plane(4, 6, congestion_s=10_000.0, kind=Networked) as made:
-            light = control.job("light", 10.0, [0.02, 0.01], iterations=400)
-            heavy = control.job("heavy", 1.0, [0.01, 0.008, 0.004], iterations=3000)
+        async with plane(4, 6, congestion_s=10_000.0, kind=Networked) as made:
+            light = job("light", 10.0, [0.02, 0.01], iterations=400)
+            heavy = job("heavy", 1.0, [0.01, 0.008, 0.004], iterations=3000)
             made.spawn(made.run_job(light, 2.0))
-            await control.settle(made, 100.0)
+            await settle(made, 100.0)
             made.spawn(made.run_job(heavy, 1.0))
-            await control.settle(made, 60.0)
+            await settle(made, 60.0)
             shared = {a for a, _ in heavy.places.values()} & {a for a, _ in light.places.values()}
             where = min(shared or {a for a, _ in heavy.places.values()})
             made.congestion[where] = 6.0
-            await control.settle(made, 300.0)
+            await settle(made, 300.0)
             assert "interfered" in made.facts("heavy")
             assert "interfered" not in made.facts("light")
             assert where not in {a for a, _ in heavy.places.values()}

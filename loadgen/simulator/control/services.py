@@ -3,13 +3,13 @@ at in peace."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
-from typing import Any
-
-from tests.sim.grants import hold_to
+from contextvars import ContextVar, copy_context
+from typing import Any, Final
 
 from slackwater.common.base.errors import Retryable
 from slackwater.common.shell import ServiceDefinition, run_service
 from slackwater.common.shell.world import SimWorld, World
+from slackwater.loadgen.simulator.control.grants import hold_to
 from slackwater.schemas.base import AggregatorId, JobId
 from slackwater.services.controller.core import Controller
 from slackwater.services.controller.invariants import check_invariants
@@ -17,6 +17,10 @@ from slackwater.services.master.core import Master
 
 Held = Mapping[tuple[JobId, int], list[tuple[AggregatorId, int]]]
 """(job, bucket) -> (aggregator, location epoch) of each that has it."""
+
+
+PARTY: Final[ContextVar[str]] = ContextVar("party", default="")
+"""The service or client that is at work."""
 
 
 class Services:
@@ -50,8 +54,11 @@ class Services:
             raise error
 
     def start(self, name: str) -> None:
-        world, stop = self.sim.client(name), asyncio.Event()
-        task = asyncio.get_running_loop().create_task(self._live(name, world, stop))
+        stop, context = asyncio.Event(), copy_context()
+        context.run(PARTY.set, name)
+        world = context.run(self.sim.client, name)
+        life = self._live(name, world, stop)
+        task = asyncio.get_running_loop().create_task(life, context=context)
         self.running[name] = (world, task, stop)
 
     async def _live(self, name: str, world: World, stop: asyncio.Event) -> None:

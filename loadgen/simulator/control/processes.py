@@ -9,14 +9,19 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.sim.services import Services
+import msgspec
 
 from slackwater.common.shell import ServiceDefinition
 from slackwater.common.shell.definition import Port
 from slackwater.common.shell.effect_runner import handlers, on
+from slackwater.common.shell.world import World
+from slackwater.loadgen.simulator.control.services import Services
 from slackwater.schemas.base import JobId
+from slackwater.schemas.cluster import WorkerHeartbeat
+from slackwater.schemas.gpus import Gpu
 from slackwater.schemas.hangs import RankLook, RankLooked
 from slackwater.schemas.logs import LogPiece
+from slackwater.services.worker.config import WorkerConfig
 from slackwater.services.worker.effects import (
     AwaitEnd,
     FindProcesses,
@@ -37,6 +42,7 @@ from slackwater.services.worker.events import (
     ProgramLooked,
     RankSeen,
 )
+from slackwater.services.worker.shell import definition as worker_definition
 
 
 @dataclass(eq=False)
@@ -148,3 +154,25 @@ class Processes:
         """Return an empty log: a simulated program prints nothing."""
         asked = effect.asked
         return LogRead(effect.token, LogPiece(job=asked.job, rank=asked.rank, start=0, ended=True))
+
+
+def node(
+    services: Services, ranks: Ranks, run: Run, name: str, gpus: int
+) -> Callable[[World], ServiceDefinition]:
+    """Return how the worker service of a node with so many GPUs is made. `ranks` outlive it."""
+    inventory = tuple(Gpu(index=n, id=f"{name}/{n}", type="fake") for n in range(gpus))
+
+    def define(world: World) -> ServiceDefinition:
+        made = worker_definition(WorkerConfig(id=name, keep_jobs=True), world)
+        beat = made.heartbeat
+        assert beat is not None
+
+        def heartbeat(now_s: float) -> WorkerHeartbeat:
+            told = beat(now_s)
+            assert isinstance(told, WorkerHeartbeat)
+            return msgspec.structs.replace(told, gpus=inventory)
+
+        simulated = Processes(services, ranks, run).of(made)
+        return dataclasses.replace(simulated, heartbeat=heartbeat, service_gauges=tuple)
+
+    return define
