@@ -26,7 +26,8 @@ PLAIN_EVERY = 10
 def install(python: str, lock: Path) -> int:
     total = len(re.findall(r"^[\w.-]+==", lock.read_text(), re.MULTILINE))
     shown = sys.stderr.isatty()
-    print(f"installing {total} pinned packages ({lock.name}) into .venv", file=sys.stderr)
+    into = Path(python).parent.parent.name
+    print(f"installing {total} pinned packages ({lock.name}) into {into}", file=sys.stderr)
     pip = subprocess.Popen(
         [
             python, "-m", "pip", "install", "--disable-pip-version-check", "--progress-bar", "off",

@@ -50,6 +50,7 @@ PARTS = {
     "conformance": f'tests/unit/common/transport/test_conformance.py -k "{CASES}"',
     "refusals": "tests/vm/test_verbs_refusals.py",
     "live": "tests/vm/test_verbs_live.py",
+    "role": "--noconftest tests/vm/test_rdma_role.py",
     "swap": "tests/vm/test_swap.py",
 }
 """Swap is the last: what goes wrong there may leave processes that cannot be killed."""

@@ -23,7 +23,9 @@ SERVICES: tuple[Service, ...] = (
 
 
 def shared() -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load((ANSIBLE / "group_vars/all.yml").read_text())
+    found: dict[str, Any] = yaml.safe_load(
+        (ANSIBLE / "roles/slackwater_defaults/defaults/main.yml").read_text()
+    )
     for role in ROLES:
         defaults = ANSIBLE / "roles" / role / "defaults/main.yml"
         if defaults.exists():
@@ -37,6 +39,7 @@ def rendered(template: str, folder: Path, **more: Any) -> str:
         **shared(),
         "ansible_managed": "managed",
         "inventory_hostname": "h1",
+        "group_names": [],
         "ansible_host": "10.0.0.1",
         "groups": {"bus": ["h1"], "slackwater": ["h1"]},
         "hostvars": {"h1": {"ansible_host": "10.0.0.1"}},
@@ -77,6 +80,24 @@ def test_settings_of_the_inventory_are_keys_of_the_configuration(tmp_path: Path)
     assert (config.gpus, config.gpu_type, config.slots) == (8, "V100", 3)
 
 
+def test_aggregators_of_machines_with_rdma_are_reached_by_it(tmp_path: Path) -> None:
+    """And by nothing else that was not asked for; the link's budget is said where it is known."""
+    text = rendered(
+        "service.toml.j2", tmp_path, item="aggregator", slackwater_settings={},
+        group_names=["rdma"], slackwater_rdma_device="mlx5_0/1", slackwater_rdma_address="10.1.0.1",
+        slackwater_network_interface="ib0", slackwater_network_bytes_s=12_500_000_000,
+    )  # fmt: skip
+    (tmp_path / "aggregator.toml").write_text(text)
+    config: Any = load_config(tmp_path / "aggregator.toml", config_type("aggregator"))
+    assert (config.verbs_address, config.rdma_device) == ("10.1.0.1:7403", "mlx5_0/1")
+    assert (config.network_interface, config.network_bytes_s) == ("ib0", 12_500_000_000)
+    assert config.tcp_address == ""
+    for service, opens in (("aggregator", True), ("worker", False)):
+        unit = rendered("rdma.conf.j2", tmp_path, item=service)
+        assert "LimitMEMLOCK=infinity" in unit
+        assert ("DeviceAllow=char-infiniband_verbs rw" in unit) == opens
+
+
 def test_every_service_has_what_its_unit_is_made_of() -> None:
     found = shared()
     for service in SERVICES:
@@ -91,7 +112,8 @@ def test_every_service_has_what_its_unit_is_made_of() -> None:
 def test_every_group_of_the_inventory_is_a_services_or_the_bus() -> None:
     text = (ANSIBLE / "inventory.example.ini").read_text()
     groups = set(re.findall(r"^\[(\w+)\]$", text, re.M))
-    assert {*shared()["slackwater_groups"].values(), "bus", "slackwater", "swap"} == groups
+    others = {"bus", "slackwater", "swap", "monitoring", "rdma"}
+    assert others | {*shared()["slackwater_groups"].values()} == groups
 
 
 def test_only_builtin_modules_are_used() -> None:
