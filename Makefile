@@ -11,7 +11,7 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 # Every service is a process: without kept bytecode each start compiles all it imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup setup-dev setup-torch kernels run test thorough nightly experiment vm-test gpu-test lint type format bench lock size sim clean
+.PHONY: help setup setup-dev setup-torch kernels run test thorough nightly experiment vm-test gpu-test setup-lab lab lab-test lab-upgrade wheelhouse lint type format bench lock size sim clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -46,17 +46,18 @@ run: setup ## what it does, shown in two minutes: a live cluster, six jobs of a 
 	@$(BIN)/loadgen demo --report $(REPORT)
 
 test: setup-dev setup-torch kernels ## unit, simulation, integration and fault tests
-	$(BIN)/python -m pytest -q -n 3 --dist worksteal --cache-clear -m 'not slow and not nightly' tests \
+	$(BIN)/python -m pytest -q -n 3 --dist worksteal --cache-clear -m 'not slow and not nightly and not lab' tests \
 	|| { [ $$? -eq 1 ] && $(BIN)/python tests/again.py; }
 
 thorough: setup-dev setup-torch kernels ## what `make test` leaves out: more seeds, published tables
-	$(BIN)/python -m pytest -q -n 3 --dist worksteal -m 'slow and not nightly' tests
+	$(BIN)/python -m pytest -q -n 3 --dist worksteal --cache-clear -m 'slow and not nightly and not lab' tests \
+	|| { [ $$? -eq 1 ] && $(BIN)/python tests/again.py; }
 
 nightly: setup-dev setup-torch kernels ## what is long and seldom fails, the experiment, all seeds
-	$(BIN)/python -m pytest -q -n 3 --dist worksteal -m nightly --timeout 1800 tests \
+	$(BIN)/python -m pytest -q -n 3 --dist worksteal -m 'nightly and not lab' --timeout 1800 tests \
 	  --ignore tests/integration/fidelity
 	$(BIN)/python -m pytest -q -m nightly --timeout 1800 tests/integration/fidelity
-	$(MAKE) sim experiment
+	$(MAKE) sim experiment lab-test lab-upgrade
 
 experiment: setup ## the paper's figure 10 with its controls; a quiet machine, some minutes
 	@$(BIN)/slackwater compile folds streams
@@ -64,6 +65,28 @@ experiment: setup ## the paper's figure 10 with its controls; a quiet machine, s
 
 vm-test: setup-dev ## verbs (RDMA) and swap in an emulated machine; PARTS="conformance refusals live swap"
 	$(BIN)/python tests/vm/guest.py $(PARTS:%=--part %)
+
+setup-lab: setup-dev $(STAMP)-lab ## Ansible, for `make lab` and `make lab-test`; the system's packages, where root runs it
+
+$(STAMP)-lab: requirements-lab.lock deploy/install.py
+	@test -x .venv-lab/bin/python || $(PYTHON) -m venv .venv-lab
+	@$(BIN)/python deploy/install.py .venv-lab/bin/python requirements-lab.lock
+	@deploy/lab_packages.sh
+	@touch $@
+
+wheelhouse: setup ## the wheels of a release, for machines without a network: deploy/ansible/wheelhouse.tar
+	$(BIN)/python deploy/wheelhouse.py deploy/ansible/wheelhouse.tar
+
+lab: setup-lab ## three machines with systemd on this one, made a cluster by site.yml; needs root. `python -m tests.lab down` ends them
+	$(BIN)/python -m tests.lab up
+
+lab-test: setup-lab ## deploy, lose and restore machines of a lab under load, 17 min; needs root (SLACKWATER_LAB=required: or fail)
+	cd deploy/ansible && PATH="$(CURDIR)/.venv-lab/bin:$$PATH" LC_ALL=C.UTF-8 ansible-lint
+	$(BIN)/python -m pytest -q --cache-clear -m 'lab and not nightly' --maxfail 4 --durations 8 $(LAB_ARGS) tests/lab \
+	|| { [ $$? -eq 1 ] && $(BIN)/python tests/again.py; }
+
+lab-upgrade: setup-lab ## from the version before to this one, on a lab, under load
+	$(BIN)/python -m pytest -q -m 'lab and nightly' tests/lab
 
 gpu-test: ## device memory on this machine's GPU, then the figures (docs/guide/operator.md)
 	$(GPU_PYTHON) -m pytest -q tests/gpu

@@ -1,9 +1,9 @@
 """Run tests of real processes that failed beside others once more, alone, and say which.
 
-`make test` runs three tests at a time on as few as two cores; a wait of seconds can be too short
-then. A test that fails again, alone, has failed. So has one that does not depend on time, and so
-have all, if they are many: these are not run again. Whoever passes only alone is named at the end,
-as a defect that is still to be found; `make nightly` gives nothing a second look.
+`make test` and `make thorough` run three tests at a time on as few as two cores; a wait of seconds
+can be too short then. A test that fails again, alone, has failed. So has one that does not depend
+on time, and so have all, if they are many: these are not run again. Whoever passes only alone is
+named at the end, as a defect that is still to be found; `make nightly` gives nothing a second look.
 """
 
 import json
@@ -15,7 +15,7 @@ from typing import Final
 
 MANY: Final = 4
 """So many that fail do not fail by chance."""
-TIMED: Final = ("tests/integration/", "tests/faults/")
+TIMED: Final = ("tests/integration/", "tests/faults/", "tests/lab/")
 """Folders of tests that wait for real processes."""
 FAILED: Final = Path(".pytest_cache/v/cache/lastfailed")
 
@@ -31,7 +31,7 @@ def verdict(failed: Sequence[str]) -> str:
 
 
 def main() -> int:
-    """Return the exit code of `make test`."""
+    """Return the exit code of the target."""
     failed = sorted(json.loads(FAILED.read_text())) if FAILED.exists() else []
     if why := verdict(failed):
         sys.stderr.write(f"not run again: {why}\n")

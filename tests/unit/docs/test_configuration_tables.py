@@ -43,7 +43,9 @@ def struct(service: str) -> type[ServiceConfig]:
     (kind,) = [
         value
         for value in vars(module).values()
-        if isinstance(value, type) and issubclass(value, ServiceConfig) and value != ServiceConfig
+        if isinstance(value, type)
+        and issubclass(value, ServiceConfig)
+        and value.__module__ == module.__name__
     ]
     return kind
 
