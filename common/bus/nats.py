@@ -312,7 +312,15 @@ class NatsBus:
                 await self.client.flush(timeout=1)
             except nats.errors.Error:
                 self.counters.errors += 1
-        await self.client.close()
+        try:
+            await self.client.close()
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            self.counters.errors += (
+                1  # A connection that was being made anew was cancelled, not we.
+            )
 
     def on_reconnect(self, wake: Callable[[], None]) -> Callable[[], None]:
         """Call `wake` at every reconnection, until the function returned is called."""

@@ -45,14 +45,15 @@ class TlsEnds:
 
 
 def accepting(context: ssl.SSLContext, sock: socket.socket) -> socket.socket:
-    """Take over a connection that was accepted. Return a socket with what the peer sends; it ends
-    where the peer cannot agree on a cipher."""
+    """Take over a connection that was accepted: `sock` is detached. Return a socket with what the
+    peer sends; it ends where the peer cannot agree on a cipher."""
     return _carried(sock, context.wrap_bio, server_side=True)[0]
 
 
 async def connecting(context: ssl.SSLContext, sock: socket.socket, host: str) -> socket.socket:
-    """Take over a connection that was made to `host`, whose certificate has to name it. Return a
-    socket for what is sent. Raises ssl.SSLError. The caller sets a deadline."""
+    """Take over a connection that was made to `host`, whose certificate has to name it: `sock` is
+    detached, also where this raises. Return a socket for what is sent. Raises ssl.SSLError. The
+    caller sets a deadline."""
     plain, agreed = _carried(sock, context.wrap_bio, server_hostname=host)
     try:
         await asyncio.wrap_future(agreed)
@@ -78,7 +79,9 @@ def _carried(
         else:
             agreed.set_exception(why)
 
-    next(_carriers()).carry(Tunnel(sock, plain, wrap(*bios, **side), bios, tell))
+    cipher = wrap(*bios, **side)
+    owned = socket.socket(fileno=sock.detach())  # The thread alone closes it.
+    next(_carriers()).carry(Tunnel(owned, plain, cipher, bios, tell))
     return stream, agreed
 
 
@@ -128,7 +131,10 @@ class Tunnel:
 
     @property
     def over(self) -> bool:
-        """Say whether both directions have ended, and all was sent that could be."""
+        """Say whether both directions have ended, and all was sent that could be; or nobody waits
+        for the cipher any more."""
+        if self.abandoned and self._agreed is not None:
+            return True
         if self._encrypted or not self._plain_ended:
             return False
         return self.abandoned or (self._peer_ended and not self._decrypted)

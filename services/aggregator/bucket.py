@@ -154,6 +154,8 @@ class Bucket:
         self._folding: int | None = None
         """The rank whose push is being applied by itself, or was last."""
         self._offers: dict[int, Offered] = {}
+        self.first_values = False
+        """It was filled with what its program begins with."""
         self._done = [0] * plan.workers
         """The newest iteration with which each rank is done, as far as it said so."""
         self._seeder: int | None = None
@@ -286,9 +288,13 @@ class Bucket:
 
     def asked(self, rank: int) -> tuple[int, bool]:
         """Return the version that is being seeded, and whether the rank is asked for parts of
-        states alone."""
+        states alone. Where no worker of a synchronous job has any parameters, those that its
+        program begins with get the version of the job's other buckets: all go on together."""
         assert self._seeder is not None
-        return self._contained(self._seeder), rank != self._seeder
+        newest = self._contained(self._seeder)
+        if newest == 0 and self.bound is None:
+            newest = max(offer.wanted for offer in self._offers.values())
+        return newest, rank != self._seeder
 
     def _contained(self, rank: int) -> int:
         """Return the number of updates in the parameters that the rank offers."""
@@ -299,13 +305,17 @@ class Bucket:
         """Say whether the region is filled: this is the last seed that was asked for. A push of
         whose answer its worker knows is not applied again, nor is one that the seed contains.
         `states`: what the rank wrote of the optimiser's."""
-        if self.phase != "seeding" or rank not in self._awaited or version != self.asked(rank)[0]:
+        if self.phase != "seeding" or rank not in self._awaited:
+            return False
+        assert self._seeder is not None
+        has = self._contained(self._seeder)
+        if version not in (self.asked(rank)[0], has):  # An older release says what it has.
             return False
         self._awaited.discard(rank)
         self.states_seeded = self.states_seeded.with_part(states or SeededStates(), rank)
         if self._awaited:
             return False
-        assert self._seeder is not None
+        self.first_values = has == 0
         self._become("ready", f"rank {self._seeder} seeded it")
         self.version = self.came_at = version
         contained = self._offers[self._seeder].applied or (0,) * self.plan.workers

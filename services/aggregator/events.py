@@ -29,11 +29,13 @@ class RegionsDropped:
 @dataclass(frozen=True, slots=True)
 class BucketSeeded:
     """A worker seeded the bucket at a version above 0, as the bytes had been lost; `states`: what
-    there was of the optimiser's."""
+    there was of the optimiser's. `first`: nobody had its parameters; they are those that the
+    program begins with."""
 
     key: Key
     rank: int
     states: SeededStates
+    first: bool = False
 
 
 @dataclass(frozen=True, slots=True)

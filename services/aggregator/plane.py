@@ -231,7 +231,8 @@ class DataPlane:
         held.slots.set_applied(version, bucket.applied)
         held.slots.initialize(version, updates)
         if version > 0:
-            self.port.post(BucketSeeded(bucket.key, session.rank, bucket.states_seeded))
+            first, states = bucket.first_values, bucket.states_seeded
+            self.port.post(BucketSeeded(bucket.key, session.rank, states, first))
         self._tell(bucket, bucket.attached_active)
         self.leave_if_idle(bucket, held)
 

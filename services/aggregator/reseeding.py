@@ -22,7 +22,7 @@ def _reseeded(aggregator: str, bucket: Bucket, event: BucketSeeded, now_s: float
     partial (SCAR: Qiao 2021, section 5.4)."""
     (job, index), rank, states = bucket.key, event.rank, event.states
     logged = Log("bucket.reseeded", {"job": job, "bucket": index, "rank": rank}, "warning")
-    if not RULES[bucket.plan.update.name].states:
+    if not RULES[bucket.plan.update.name].states and not event.first:
         return [logged]  # There was none to lose.
     elements = bucket.layout.elements
     lost = states.elements < elements and bucket.spare is None
@@ -31,8 +31,8 @@ def _reseeded(aggregator: str, bucket: Bucket, event: BucketSeeded, now_s: float
         job=job,
         fact=fact,
         at_s=now_s,
-        reason=f"bucket {index}: its region was lost; parameters of version {bucket.version} came "
-        f"from worker {rank}, {_of_states(states, elements, bucket.spare)}",
+        reason=f"bucket {index}: its region was lost; {_of_parameters(event, bucket.version)}, "
+        f"{_of_states(states, elements, bucket.spare)}",
         detail={
             "bucket": str(index), "version": str(bucket.version), "aggregator": aggregator,
             "recovered": str(states.elements), "elements": str(elements),
@@ -58,6 +58,15 @@ def _restored(aggregator: str, bucket: Bucket, iteration: int, now_s: float) -> 
     )  # fmt: skip
     logged = Log("bucket.restored", {"job": job, "bucket": index, "behind": behind}, "warning")
     return [Publish(subjects.event("job", job, "restored"), told), logged]
+
+
+def _of_parameters(event: BucketSeeded, version: int) -> str:
+    if event.first:
+        return (
+            "no worker had its parameters: those that the program begins with are in it, as "
+            f"version {version}"
+        )
+    return f"parameters of version {version} came from worker {event.rank}"
 
 
 def _of_states(states: SeededStates, elements: int, spare: Spare | None) -> str:

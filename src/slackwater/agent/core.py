@@ -366,7 +366,8 @@ class AgentCore:
         bucket = self._by_handle.get((aggregator, asked.handle))
         if bucket is None:
             return []
-        version = asked.version if asked.only_states else max(bucket.held, 0)
+        bare = asked.only_states or bucket.held < 0
+        version = asked.version if bare else bucket.held
         return [WriteSeed(aggregator, bucket.index, asked.handle, version, asked.only_states)]
 
     def push_refused(self, aggregator: AggregatorId, refused: PushRefused) -> list[AgentAction]:

@@ -256,9 +256,9 @@ class WorkerBucket:
 
     def first_states(self, initial: Initial, version: int) -> tuple[list[list[Floats]], int]:
         """Return what a region at `version` is seeded with beside `newest`: for each of the
-        optimiser's states the tensors' parts of it, and how many updates they have had. Only at
-        version 0 the program has any."""
-        if version or not initial.states:
+        optimiser's states the tensors' parts of it, and how many updates they have had. Only as
+        long as it has nothing newer the program has any."""
+        if (version and self.source is not None) or not initial.states:
             return [], 0
         own = [initial.states.get(spec.name, ()) for spec in self.tensors]
         states = [

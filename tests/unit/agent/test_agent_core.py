@@ -137,6 +137,8 @@ def test_a_process_without_parameters_says_which_version_the_other_buckets_have(
     assert set(late) == {MakeOffer(A2, 2, 102, 0, 9), MakeOffer(A1, 0, 100, 0, 9)}
     again = core.granted(A1, granted(0, initialized=False), pushed=0)
     assert again == [MakeOffer(A1, 0, 100, 0, 9)], "by now it knows"
+    asked = SeedAsked(handle=100, version=9)
+    assert core.seed_asked(A1, asked) == [WriteSeed(A1, 0, 100, 9)], "no checkpoint was there"
 
 
 def test_what_nobody_answers_is_said_again() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import random
 import socket
 import ssl
@@ -100,12 +101,57 @@ async def test_an_end_that_is_closed_ends_the_connection_though_the_peer_says_no
     assert ends.accepts is not None
     near, far = await connected_pair()
     plain = accepting(ends.accepts, far)
+    numbers = near.fileno(), far.fileno()
     near_plain = await connecting(ends.connects, near, "127.0.0.1")
     near_plain.close()
-    await soon(lambda: near.fileno() < 0)
+    await soon(lambda: closed(numbers[0]))
     assert await asyncio.get_running_loop().sock_recv(plain, 10) == b""
     plain.close()
-    await soon(lambda: far.fileno() < 0)
+    await soon(lambda: closed(numbers[1]))
+
+
+def closed(descriptor: int) -> bool:
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return True
+    return False
+
+
+async def test_a_handshake_that_is_given_up_costs_no_other_connection() -> None:
+    """A host whose answers do not arrive: each attempt ends after a while, and is made again. The
+    one that connects closes its socket, and so it would that of the thread."""
+    near, far = await pair()
+    ends = tls_ends()
+    assert ends.connects is not None
+    loop = asyncio.get_running_loop()
+    for number in range(20):
+        half, silent = await connected_pair()
+        descriptor = half.fileno()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.001 * number):
+                await connecting(ends.connects, half, "127.0.0.1")
+        half.close()
+        await soon(lambda number=descriptor: closed(number))
+        silent.close()
+    await loop.sock_sendall(near, b"as ever")
+    assert await loop.sock_recv(far, 10) == b"as ever"
+    near.close()
+    far.close()
+
+
+async def test_a_peer_that_agrees_on_nothing_keeps_no_descriptor() -> None:
+    """Its greeting took too long, and the stream is closed."""
+    ends = tls_ends()
+    assert ends.accepts is not None
+    silent, far = await connected_pair()
+    descriptor = far.fileno()
+    plain = accepting(ends.accepts, far)
+    await asyncio.sleep(0.02)
+    plain.close()
+    await soon(lambda: closed(descriptor))
+    assert silent.recv(10) == b""
+    silent.close()
 
 
 async def test_a_connection_that_fails_by_a_bug_costs_no_other(

@@ -72,6 +72,22 @@ def test_the_newest_version_of_the_lowest_rank_seeds_once_all_have_offered() -> 
     assert not bare.seeded(1, 9)
 
 
+@pytest.mark.parametrize("said", [43, 0], ids=["as asked", "by an older release"])
+def test_first_values_get_the_version_of_the_other_buckets(said: int) -> None:
+    """A machine with all workers and one of two aggregators was lost: ranks that read version 0 of
+    some buckets and 43 of others would wait for one another for ever."""
+    bare = bucket()
+    for rank in range(3):
+        bare.attach(rank, rank + 10)
+        asked = bare.offered(rank, 0, wanted=43 * (rank == 1))
+    assert asked == (0,)
+    assert bare.asked(0) == (43, False)
+    assert not bare.seeded(0, 42)
+    assert bare.seeded(0, said)
+    assert (bare.phase, bare.version, bare.first_values) == ("ready", said, True)
+    bare.check_invariants()
+
+
 def test_a_checkpoint_stands_in_where_no_worker_has_parameters() -> None:
     """At the version of the job's other buckets, which one of the workers knows."""
     bare = stood_in()
