@@ -98,6 +98,10 @@ MEASURES: Final[Mapping[Service, tuple[str, ...]]] = {
     "profiler": ("host",),
 }
 """Telemetry about itself that each publishes beside its heartbeat."""
+WITNESSED: Final = ("master", "controller")
+"""Services that tell the marks of their buckets, and ask for them when they begin."""
+REMEMBERS: Final = ("master", "controller", "profiler")
+"""Services that remember these marks."""
 OF_JOBS: Final = (*TOLD, "traffic")
 """Telemetry about jobs, which worker services publish: their programs' and their own."""
 HEARS: Final[Mapping[Service, tuple[str, ...]]] = {
@@ -202,6 +206,9 @@ def of_tenant(tenant: str) -> Grants:
 def _says(service: Service, id: str) -> Iterator[str]:
     for what in ("heartbeat", *MEASURES.get(service, ())):
         yield f"{subjects.PREFIX}.tel.{service}.{id}.{what}"
+    told = ("witness", "recovering") if service in WITNESSED else ()
+    for what in (*told, *(("remembered",) if service in REMEMBERS else ())):
+        yield f"{subjects.PREFIX}.tel.{service}.{id}.{what}"
     for noun, facts in SAYS[service].items():
         about = id if noun in ("device",) else "*"
         for fact in facts:
@@ -220,7 +227,9 @@ def _says(service: Service, id: str) -> Iterator[str]:
         yield f"$KV.damaged.{bucket}.>"
     key = f"{service}_{id}"
     shared = ["breaches", "damaged"]
-    if not buckets_of(service, id):
+    if buckets_of(service, id):
+        shared.append("accepted")
+    else:
         shared.append("instances")
         yield f"$KV.instances.{key}"
     if service == "master":
@@ -241,6 +250,9 @@ def _hears(service: Service, id: str) -> Iterator[str]:
     for verb in OF_TENANTS.get(service, ()):
         yield f"{subjects.PREFIX}.own.*.{service}.{id}.{verb}"
     yield from HEARS[service]
+    heard = ("witness", "recovering") if service in REMEMBERS else ()
+    for what in (*heard, *(("remembered",) if service in WITNESSED else ())):
+        yield subjects.telemetries(what=what)
     if buckets_of(service, id):
         yield subjects.telemetries("bus", what="state")
     if service in _NAMESAKES:

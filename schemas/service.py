@@ -26,6 +26,10 @@ Words = Annotated[
 ]
 
 
+Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
+"""The sum of the digests of a bucket's records."""
+
+
 class EpochRecord(Record, kw_only=True, frozen=True):
     """The key `_epoch` of every bucket: who writes it now. Each start of a writer adds one, and
     every later write of the one before it is refused."""
@@ -34,6 +38,47 @@ class EpochRecord(Record, kw_only=True, frozen=True):
     writer: Annotated[str, msgspec.Meta(max_length=256)]
     """Service, instance, host and process, for the person who reads it."""
     since_s: Seconds = 0.0
+
+
+class AcceptedRecord(Record, kw_only=True, frozen=True):
+    """A key of the bucket `accepted`, named like a bucket: an operator has accepted it in this very
+    state, though records are missing."""
+
+    last: Count
+    """The sequence of the bucket's last write."""
+    count: Count
+    digest: Digest
+    """The records that it holds (common/store/witness.py)."""
+    by: Annotated[str, msgspec.Meta(max_length=256)] = ""
+    at_s: Seconds = 0.0
+
+
+class BucketMark(Record, kw_only=True, frozen=True):
+    """A bucket after one write (common/store/witness.py)."""
+
+    bucket: Name
+    epoch: Count
+    sequence: Count
+    count: Count
+    digest: Digest
+
+
+BucketMarks = Annotated[tuple[BucketMark, ...], msgspec.Meta(max_length=1024)]
+
+
+class Marks(Message, kw_only=True, frozen=True, tag="service.marks"):
+    """sw.v1.tel.<service>.<id>.witness: the newest mark of a bucket of its own, before the write is
+    acknowledged. sw.v1.tel.<service>.<id>.remembered: those that it heard of the buckets that
+    somebody recovers."""
+
+    marks: BucketMarks
+
+
+class Recovering(Message, kw_only=True, frozen=True, tag="service.recovering"):
+    """sw.v1.tel.<service>.<id>.recovering: it takes these buckets over, and asks what others
+    remember of them."""
+
+    buckets: Annotated[tuple[Name, ...], msgspec.Meta(max_length=64)]
 
 
 class LeaseRecord(Record, kw_only=True, frozen=True):

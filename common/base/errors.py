@@ -47,6 +47,14 @@ class Rejected(SlackwaterError):
     pass
 
 
+class Removed(Rejected):
+    """A bucket or stream that was there is not any more."""
+
+
+class RecordsMissing(Rejected):
+    """A bucket does not hold what a witness of it says (common/store/witness.py)."""
+
+
 class DecodeRejected(Rejected):
     """One line, and not all of it where the text quotes what a peer sent."""
 
@@ -83,6 +91,11 @@ class Fatal(SlackwaterError):
 
 class Breached(Fatal):
     pass
+
+
+class RolledBack(Fatal):
+    """The store lost records that it had acknowledged: its file was cut off, or is an older copy.
+    Their writer knows them still."""
 
 
 class Deposed(Fatal):

@@ -122,6 +122,12 @@ SENDERS_MAX: Final = 65_536
 STORE_RETRY_S: Final = 60.0
 """A bucket that cannot be read back for so long ends its writer, to be started anew."""
 EPOCH_ATTEMPTS_MAX: Final = 50
+PEERS_S: Final = 0.25
+"""Seconds in which peers tell what they remember of a bucket that is taken over."""
+REMEMBERED_MAX: Final = 1024
+"""Buckets whose newest mark a service remembers."""
+CHECK_S: Final = 300.0
+"""Seconds between two comparisons of a bucket with what its writer knows of it."""
 """Instances that start at once take turns in writing their epoch."""
 BREACHES_KEPT: Final = 16
 """Events from outside that broke a core, of one instance."""

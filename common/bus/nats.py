@@ -318,9 +318,7 @@ class NatsBus:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            self.counters.errors += (
-                1  # A connection that was being made anew was cancelled, not we.
-            )
+            self.counters.errors += 1  # A connection that was being made was cancelled, not we.
 
     def on_reconnect(self, wake: Callable[[], None]) -> Callable[[], None]:
         """Call `wake` at every reconnection, until the function returned is called."""

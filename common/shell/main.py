@@ -102,7 +102,10 @@ async def _live(service: str, id: str, config: C, build: Build[C]) -> int:
     credentials: Credentials = _field(config, "credentials", Credentials())
     credentials = credentials.trusting(_field(config, "tls", Tls()))
     name, replicas = f"{service}-{id}", _field(config, "replicas", 1)
-    async with live_world(url, name, credentials=credentials, replicas=replicas) as world:
+    folder = _field(config, "state_dir", "")
+    async with live_world(
+        url, name, credentials=credentials, replicas=replicas, state_dir=folder
+    ) as world:
         made = build(config, world)
         definition = await made if inspect.isawaitable(made) else made
         shell = Shell(definition, world, stop, process)

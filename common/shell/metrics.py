@@ -94,6 +94,9 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "master_hangs_total": _counter("Jobs that were found hanging"),
     "master_gpus_idle": _gauge("GPUs of running jobs that have computed nothing for `idle_gpu_s`"),
     "master_idle_gpus_total": _counter("Jobs that were found with idle GPUs"),
+    "master_unknown_jobs_stopped_total": _counter(
+        "Orders to end processes of jobs that nobody knows"
+    ),
     "master_facts_unkept_total": _counter("Times that the stream of facts could not be looked to"),
     "master_goodput_refused_total": _counter(
         "Reports of jobs' goodput that were not believed: of another job or attempt, or with "
@@ -232,6 +235,7 @@ OWN: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
     },
     "hangs": ("master_hangs_total", {}),
     "idle_gpus": ("master_idle_gpus_total", {}),
+    "unknown_jobs_stopped": ("master_unknown_jobs_stopped_total", {}),
     "ranks_started": ("worker_started_total", {}),
     "ranks_forked": ("worker_forked_total", {}),
     "ranks_restarted": ("worker_restarted_total", {}),

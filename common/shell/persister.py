@@ -5,6 +5,9 @@ the server applies them in order or not at all, and up to STORE_IN_FLIGHT_MAX sh
 flushing to disk. A write also names this instance's epoch record (`fence`): once another instance
 wrote its own, everything of ours still in flight is refused.
 
+Each write carries a mark of what the bucket holds after it, and a group of writes is noted as such
+before it is told durable (marker.py).
+
 A timeout is not a refusal, and a refusal need not be one either: the write before it may have been
 lost with a connection. Both only stop the pipeline. Then the bucket is read back (whose epoch
 record is there, which sequence is the last, what do the keys hold) and the writer goes on, writes
@@ -21,14 +24,18 @@ from typing import Any
 from slackwater.common.base import limits
 from slackwater.common.base.background import Tasks
 from slackwater.common.base.clock import Clock
-from slackwater.common.base.errors import Deposed, Fatal, Retryable
+from slackwater.common.base.errors import Deposed, Removed, Retryable, RolledBack
+from slackwater.common.shell.marker import Marker
 from slackwater.common.store.base import EPOCH_KEY, Bucket, Entry, SequenceConflict
+from slackwater.common.store.witness import Mark
+from slackwater.common.store.witness_file import Noted
 
 
 class Write:
     """One record on its way. `ticket` is given back to `on_durable`."""
 
-    __slots__ = ("durable", "expected", "key", "ticket", "value")
+    __slots__ = ("durable", "expected", "key", "marked", "ticket", "value")
+    marked: tuple[Noted, Mark]
 
     def __init__(self, key: str, value: bytes | None, ticket: Any) -> None:
         self.key = key
@@ -49,14 +56,20 @@ class BucketWriter:
         rng: random.Random,
         on_durable: Callable[[Any], None],
         on_failure: Callable[[BaseException], None],
+        marker: Marker,
     ) -> None:
-        self._bucket = bucket
+        self.bucket = bucket
         self._fence = fence
         self._next = fence
         self._clock = clock
         self._rng = rng
         self._on_durable = on_durable
         self._on_failure = on_failure
+        self.marker = marker
+        self._unnoted: list[Write] = []
+        """Stored, and not noted yet, in their order."""
+        self._noting = 0
+        """Writes that are being noted."""
         self._queue: deque[Write] = deque()
         self._window: deque[Write] = deque()
         self._in_flight = 0
@@ -68,12 +81,18 @@ class BucketWriter:
     @property
     def waiting(self) -> int:
         """Writes that are not durable yet."""
-        return len(self._queue) + len(self._window)
+        return len(self._queue) + len(self._window) + len(self._unnoted) + self._noting
+
+    @property
+    def written(self) -> int:
+        """The sequence of the last write that was issued."""
+        return self._next
 
     @property
     def in_doubt(self) -> str:
-        """Why the pipeline stands still at present; empty: it does not."""
-        return "" if self._doubt is None else str(self._doubt)
+        """Why the pipeline stands still at present, or its witness is not written; empty: all is
+        well."""
+        return self.marker.doubt if self._doubt is None else str(self._doubt)
 
     def doubt_s(self) -> float:
         """Return for how long the pipeline has stood still; 0: it does not."""
@@ -99,6 +118,7 @@ class BucketWriter:
             write = self._queue.popleft()
             write.expected = self._next
             self._next += 1
+            write.marked = self.marker.mark(write.key, write.value, self._next)
             self._window.append(write)
             self._issue(write)
 
@@ -110,14 +130,21 @@ class BucketWriter:
         """A record that no bucket takes raises: the service ends, and is started anew."""
         try:
             if write.value is None:
-                await self._bucket.delete(
-                    write.key, expected_last=write.expected, fence=self._fence
+                await self.bucket.delete(
+                    write.key,
+                    expected_last=write.expected,
+                    fence=self._fence,
+                    mark=write.marked[1],
                 )
             else:
-                await self._bucket.put(
-                    write.key, write.value, expected_last=write.expected, fence=self._fence
+                await self.bucket.put(
+                    write.key,
+                    write.value,
+                    expected_last=write.expected,
+                    fence=self._fence,
+                    mark=write.marked[1],
                 )
-        except (Retryable, SequenceConflict) as error:
+        except (Retryable, SequenceConflict, Removed) as error:
             if self._doubt is None:
                 self._doubt, self._doubt_since_s = error, self._clock.now_s()
         else:
@@ -130,12 +157,24 @@ class BucketWriter:
             self._tasks.spawn(self._resolve())
 
     def _settled(self, write: Write) -> None:
-        """The write is durable, and so are all before it once they say so themselves."""
+        """The write is in the store, and so are all before it once they say so themselves."""
         write.durable = True
-        self._on_durable(write.ticket)
         window = self._window
         while window and window[0].durable:
-            window.popleft()
+            self._unnoted.append(window.popleft())
+        if self._unnoted and not self._noting:
+            self._noting = len(self._unnoted)
+            self._tasks.spawn(self._note())
+
+    async def _note(self) -> None:
+        """Note what is stored, group by group, and tell that it is durable."""
+        while self._unnoted:
+            group, self._unnoted = self._unnoted, []
+            self._noting = len(group)
+            await self.marker.note([write.marked for write in group])
+            for write in group:
+                self._noting -= 1
+                self._on_durable(write.ticket)
 
     def _fail(self, error: BaseException) -> None:
         if not self._failed:
@@ -150,6 +189,8 @@ class BucketWriter:
             try:
                 last = await self._read_back()
                 break
+            except Removed as error:
+                raise RolledBack(f"bucket {self.bucket.name}: it is gone") from error
             except Retryable as error:
                 self._doubt = error
                 if self._clock.now_s() >= give_up_s:
@@ -168,22 +209,21 @@ class BucketWriter:
 
     async def _read_back(self) -> int:
         """The bucket's last sequence, certain that all up to it is ours. Raises Deposed if not."""
-        name = self._bucket.name
-        epoch = await self._bucket.get(EPOCH_KEY)
-        if epoch is None or epoch.sequence != self._fence:
+        name = self.bucket.name
+        epoch = await self.bucket.get(EPOCH_KEY)
+        if epoch is None or epoch.sequence < self._fence:
+            raise RolledBack(f"bucket {name}: its epoch record is gone, or an older one")
+        if epoch.sequence != self._fence:
             raise Deposed(f"bucket {name}: another instance has taken it over ({self._doubt})")
-        last = await self._bucket.last_sequence()
+        last = await self.bucket.last_sequence()
         durable = [w.expected + 1 for w in self._window if w.durable]
         floor = max([w.expected for w in self._window if not w.durable][:1] + durable)
         if last < floor:
-            raise Fatal(
-                f"bucket {name}: its last sequence is {last}, but {floor} was acknowledged: the "
-                "bus server lost records; is its store directory an older copy?"
-            )
+            raise RolledBack(f"bucket {name}: its last write is {last}, but {floor} was stored")
         if last > self._next:
             raise Deposed(f"bucket {name}: sequence {last} is not this instance's: someone writes")
         for key in {write.key: None for write in self._window if write.expected < last}:
-            if not self._is_ours(key, await self._bucket.get(key)):
+            if not self._is_ours(key, await self.bucket.get(key)):
                 raise Deposed(
                     f"bucket {name}, key {key}: holds what this instance did not write; only its "
                     "service may write the bucket"

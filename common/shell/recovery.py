@@ -4,6 +4,12 @@ The first write into each own bucket is the epoch record, one higher than the on
 on nobody else can write there (see persister.py), so what was read before it is the whole truth. A
 service without buckets has its epoch under its name in the shared bucket `instances`.
 
+What is read is compared with all that is known of it (common/store/witness.py): the marks in the
+bucket, the file of this instance, what peers remember. Where records are missing the service does
+not start: it names them, and goes on without them only once an operator has accepted that
+(`slackwater bus accept`). A bucket that is rolled back under a writer that lives is written back
+from its memory.
+
 A record that cannot be read is set aside: its bytes go to the shared bucket `damaged`, and stay
 where they are as well, so that every start finds them and says so until a person has restored or
 deleted them. The service starts with the rest, and its core is told which keys are not free (see
@@ -20,8 +26,15 @@ import structlog
 
 from slackwater.common.base import codec, limits
 from slackwater.common.base.clock import Clock
-from slackwater.common.base.errors import DecodeRejected, Rejected, Unavailable, VersionRejected
-from slackwater.common.store.base import EPOCH_KEY, Bucket, Entry, SequenceConflict, Store
+from slackwater.common.base.errors import (
+    DecodeRejected,
+    Rejected,
+    Unavailable,
+    VersionRejected,
+)
+from slackwater.common.shell.known import Known, epoch_of, values
+from slackwater.common.store.base import EPOCH_KEY, Bucket, Entry, Loaded, SequenceConflict, Store
+from slackwater.common.store.witness import Content
 from slackwater.schemas.base import Record
 from slackwater.schemas.service import EpochRecord
 
@@ -40,6 +53,8 @@ class Recovery:
     fences: dict[str, int]
     damaged: dict[str, frozenset[str]]
     """Keys of damaged records, by bucket; buckets without such records are left out."""
+    contents: dict[str, dict[str, bytes]]
+    """Key -> record as it is stored, by bucket of its own."""
 
 
 async def recover(
@@ -49,67 +64,84 @@ async def recover(
     kinds: Mapping[str, type[Record]],
     clock: Clock,
     rng: random.Random,
+    known: Known,
     *,
     whole: bool = False,
 ) -> Recovery:
-    """Take the buckets over for `name`. Raises DecodeRejected, and has written nothing there, where
-    it must not start from what it finds (`whole`: a single damaged record is enough); Unavailable
-    when others keep taking them too."""
+    """Take the buckets over for `name`; `known`: what is known of them beside what they hold.
+
+    Raises:
+        DecodeRejected: it must not start from what it finds (`whole`: a single damaged record is
+            enough). Nothing was written.
+        RecordsMissing: a bucket does not hold what a witness says. Nothing was written.
+        Unavailable: others keep taking the buckets, too.
+    """
     opened = {bucket: await store.bucket(bucket) for bucket in kinds or (INSTANCES,)}
     key = EPOCH_KEY if kinds else name.replace(".", "_")
     for _ in range(limits.EPOCH_ATTEMPTS_MAX):
         loaded = {bucket: await opened[bucket].load() for bucket in opened}
-        records: dict[str, dict[str, Record]] = {}
-        damaged: dict[str, frozenset[str]] = {}
-        for bucket in kinds:
-            entries = loaded[bucket][0]
-            records[bucket], reasons = _decode(bucket, kinds[bucket], entries)
-            if reasons:
-                _check_few(bucket, reasons, len(records[bucket]), whole)
-                await _set_aside(store, bucket, [entries[key] for key in reasons])
-                damaged[bucket] = frozenset(reasons)
-        found = [_epoch(bucket, entries.get(key)) for bucket, (entries, _) in loaded.items()]
-        mine = EpochRecord(
-            epoch=max(found) + 1,
-            writer=writer,
-            since_s=clock.now_s(),
-        )
-        value = codec.encode_record(mine, mine.epoch)
+        records, damaged = await _records(store, kinds, loaded, whole)
+        contents = {bucket: values(loaded[bucket]) for bucket in kinds}
+        epochs = [epoch_of(bucket, each.entries.get(key)) for bucket, each in loaded.items()]
+        await known.compare(store, loaded, contents, damaged)
+        epoch = max(*epochs, known.epoch) + 1
+        mine = EpochRecord(epoch=epoch, writer=writer, since_s=clock.now_s())
+        value, fences = codec.encode_record(mine, epoch), dict[str, int]()
         try:
-            fences = {
-                bucket: await opened[bucket].put(key, value, expected_last=last)
-                for bucket, (_, last) in loaded.items()
-            }
+            for bucket, each in loaded.items():
+                own = contents.get(bucket)
+                mark = None if own is None else Content(own).mark(epoch, each.last + 1)
+                fences[bucket] = await opened[bucket].put(
+                    key, value, expected_last=each.last, mark=mark
+                )
         except SequenceConflict:
             await clock.sleep_until(clock.now_s() + rng.uniform(0.0, 0.05))
             continue
-        return Recovery(mine.epoch, records, opened, fences, damaged)
+        return Recovery(epoch, records, opened, fences, damaged, contents)
     raise Unavailable(
         f"{name}: other instances keep taking its buckets ({', '.join(opened)}); is it started "
         "twice under one id?"
     )
 
 
-async def raise_epoch(recovery: Recovery, name: str, epoch: int, clock: Clock) -> None:
-    """Have the next start of `name` find this epoch as its last. Raises SequenceConflict where
-    another instance has taken a bucket over, Retryable."""
+async def _records(
+    store: Store, kinds: Mapping[str, type[Record]], loaded: Mapping[str, Loaded], whole: bool
+) -> tuple[dict[str, dict[str, Record]], dict[str, frozenset[str]]]:
+    """Return the records by bucket, and the keys of those that cannot be read, which are set
+    aside. Raises DecodeRejected, Retryable."""
+    records: dict[str, dict[str, Record]] = {}
+    damaged: dict[str, frozenset[str]] = {}
+    for bucket, kind in kinds.items():
+        entries = loaded[bucket].entries
+        records[bucket], reasons = _decode(bucket, kind, entries)
+        if reasons:
+            _check_few(bucket, reasons, len(records[bucket]), whole)
+            await _set_aside(store, bucket, [entries[key] for key in reasons])
+            damaged[bucket] = frozenset(reasons)
+    return records, damaged
+
+
+async def raise_epoch(
+    recovery: Recovery,
+    name: str,
+    epoch: int,
+    clock: Clock,
+    contents: Mapping[str, Mapping[str, bytes]],
+) -> None:
+    """Have the next start of `name` find this epoch as its last; `contents`: what its own buckets
+    hold. Raises SequenceConflict where another instance has taken a bucket over, Retryable."""
     for bucket in recovery.buckets.values():
         own = bucket.name != INSTANCES
         key = EPOCH_KEY if own else name.replace(".", "_")
         told = EpochRecord(epoch=epoch, writer=f"{name}, to be higher", since_s=clock.now_s())
+        last = await bucket.last_sequence()
         await bucket.put(
             key,
             codec.encode_record(told, epoch),
-            expected_last=await bucket.last_sequence(),
+            expected_last=last,
             fence=recovery.fences[bucket.name] if own else 0,
+            mark=Content(contents[bucket.name]).mark(epoch, last + 1) if own else None,
         )
-
-
-def _epoch(bucket: str, entry: Entry | None) -> int:
-    if entry is None or entry.value is None:
-        return 0
-    where = f"{bucket}/{entry.key}"
-    return codec.decode_record(entry.value, EpochRecord, where)[0].epoch
 
 
 def _decode(

@@ -28,9 +28,8 @@ from slackwater.common.base.effects import (
     Requested,
     Stop,
 )
-from slackwater.common.base.errors import Breached, Deposed, Rejected, Retryable
+from slackwater.common.base.errors import Breached, Deposed, Rejected, Retryable, RolledBack
 from slackwater.common.base.failpoints import failpoint
-from slackwater.common.base.retry import retry
 from slackwater.common.bus.base import Subscription
 from slackwater.common.shell import leadership, metrics
 from slackwater.common.shell.breaches import Breaches
@@ -40,9 +39,9 @@ from slackwater.common.shell.effect_runner import EffectRunner, Handlers
 from slackwater.common.shell.endpoints import Intake
 from slackwater.common.shell.facts import Introspection
 from slackwater.common.shell.fencing import sender_name
-from slackwater.common.shell.persister import BucketWriter
+from slackwater.common.shell.own_buckets import OwnBuckets
+from slackwater.common.shell.peers import Peers
 from slackwater.common.shell.process import Process
-from slackwater.common.shell.recovery import Recovery, raise_epoch, recover
 from slackwater.common.shell.requester import Requester
 from slackwater.common.shell.steps import Steps
 from slackwater.common.shell.store_health import BUS_STATES, StoreHealth
@@ -86,20 +85,15 @@ class Shell:
         self._code = 0
         self._sender = sender_name(definition.service, definition.id)
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._writers: dict[str, BucketWriter] = {}
         self._subscriptions: list[Subscription] = []
         self._lease: Lease | None = None
         self._leads_until_s = inf
         """Until then nobody else can have the lease."""
-        self._recovery: Recovery | None = None
         self._damaged: Mapping[str, frozenset[str]] = {}
         """Bucket -> keys whose records could not be read."""
         service, clock, counters = definition.service, world.clock, self.counters
         self._runner = EffectRunner(
-            clock,
-            self.post,
-            lambda _, error: self.fail(error),
-            definition.handlers,
+            clock, self.post, lambda _, error: self.fail(error), definition.handlers
         )
         self._spawn = self._runner.tasks.spawn
         self._breaches = Breaches(self._sender, clock, lambda: self._epoch)
@@ -108,7 +102,12 @@ class Shell:
             self._publish, self.fail,
         )  # fmt: skip
         self._steps.breached = self._breached
-        self._store = StoreHealth(clock, self._writers, world.store.replicas)
+        self._peers = Peers(service, definition.id, world.bus, clock, self._publish)
+        writer = f"{self._sender} on {process.host}, process {process.pid}"
+        self._buckets = OwnBuckets(
+            definition, world, self._sender, writer, self._peers, self._steps.durable, self.fail
+        )
+        self._store = StoreHealth(clock, self._buckets.writers, world.store.replicas)
         self._steps.doubtful = self._store.away
         self._steps.reads = definition.reads
         self._intake = Intake(
@@ -119,16 +118,9 @@ class Shell:
             self._note_fenced,
         )  # fmt: skip
         self._facts = Introspection(
-            definition,
-            process,
-            world.bus,
-            clock,
-            counters,
-            self.shell_gauges,
-            lambda: self._steps.waiting,
-            self._doubts,
-            stop.set,
-        )
+            definition, process, world.bus, clock, counters, self.shell_gauges,
+            lambda: self._steps.waiting, self._doubts, stop.set,
+        )  # fmt: skip
         self._runner.register(self._handlers())
         self._publish_after = f"{service}.publish.after"
 
@@ -170,11 +162,7 @@ class Shell:
     async def _end_fenced(self, epoch: int) -> None:
         """Let the next life have a higher epoch than that, if this one still owns its buckets."""
         self._steps.halt()
-        assert self._recovery is not None
-        try:
-            await raise_epoch(self._recovery, self._sender, epoch, self._world.clock)
-        except (Retryable, Rejected) as error:
-            _log.warning("epoch.not-raised", epoch=epoch, reason=str(error))
+        await self._buckets.raise_epoch(epoch)
         raise Deposed(
             f"{self._sender} has epoch {self._epoch}, and {epoch} was heard: another instance has "
             "taken over, or the store is an older copy; it starts anew with a higher one"
@@ -216,6 +204,9 @@ class Shell:
             await self._unless_stopped(self._forever())
             await self._drain()
             return self._code
+        except RolledBack as lost:
+            self._steps.halt()
+            raise await self._buckets.write_back(lost) from None
         finally:
             await self._close()
 
@@ -240,6 +231,7 @@ class Shell:
     async def _start(self) -> None:
         definition, world = self.definition, self._world
         self._beat_watchdog()
+        await self._peers.listen()
         if definition.lease:
             instance = f"{definition.service}-{definition.instance or definition.id}"
             self._lease, self._leads_until_s = await leadership.acquire(
@@ -254,28 +246,17 @@ class Shell:
             )
             self._spawn(self._keep_lease(self._lease), "lease")
         failpoint(f"{definition.service}.epoch.before")
-        recovery = await retry(
-            self._recover, budget_s=limits.STORE_RETRY_S, rng=world.rng, clock=world.clock
-        )
+        recovery = await self._buckets.take()
         failpoint(f"{definition.service}.epoch.after")
-        self._recovery = recovery
         self._epoch = recovery.epoch
         self._damaged = recovery.damaged
         await self._breaches.load(world.store)
-        for name in definition.buckets:
-            self._writers[name] = BucketWriter(
-                recovery.buckets[name],
-                recovery.fences[name],
-                world.clock,
-                world.rng,
-                self._steps.durable,
-                self.fail,
-            )
+        await self._buckets.open()
         if definition.on_start is not None:
             await definition.on_start(self)
         self._spawn(self._steps.run(), "outputs")
         first = Recovered(recovery.epoch, recovery.records, recovery.damaged)
-        self._steps.begin(first, self._writers, recovery.epoch)
+        self._steps.begin(first, self._buckets.writers, recovery.epoch)
         for task in definition.tasks:
             self._spawn(task(self), getattr(task, "__name__", "task"))
         for pattern, kind in definition.subscriptions.items():
@@ -284,6 +265,7 @@ class Shell:
             )
         if definition.buckets:
             await world.bus.subscribe(BUS_STATES, self._store.hear)
+            self._spawn(self._buckets.check(), "buckets")
         usual = limits.ENDPOINT_CONCURRENCY
         own = [
             self._intake.endpoint(verb, kind, definition.concurrency.get(verb, usual))
@@ -293,19 +275,6 @@ class Shell:
             self._facts.service_info(self._epoch), own + self._facts.endpoints(self._intake)
         )
         self._spawn(self._heartbeats(), "heartbeats")
-
-    async def _recover(self) -> Recovery:
-        definition, world = self.definition, self._world
-        writer = f"{self._sender} on {self.process.host}, process {self.process.pid}"
-        return await recover(
-            world.store,
-            self._sender,
-            writer,
-            definition.buckets,
-            world.clock,
-            world.rng,
-            whole=definition.needs_all_records,
-        )
 
     async def _keep_lease(self, lease: Lease) -> None:
         def held(until_s: float) -> None:
@@ -329,7 +298,7 @@ class Shell:
         self.post(Draining())
         while not self._failure.done():
             passed_s = loop.time() - begun_s
-            records = sum(writer.waiting for writer in self._writers.values())
+            records = self._buckets.waiting
             asked = len(self._requester) if passed_s < limits.DRAIN_S / 4 else 0
             unfinished = self._steps.waiting or records or self._runner.running or asked
             if not (unfinished or len(self._intake)):
@@ -348,8 +317,7 @@ class Shell:
         self.stopping.set()
         self._steps.halt()
         self._intake.refuse_all(f"{self._sender} ended")
-        for writer in self._writers.values():
-            writer.close()
+        self._buckets.close()
         await self._runner.close()
         try:
             if self.definition.on_stop is not None:
@@ -457,7 +425,7 @@ class Shell:
         """Return the gauges that every service has: its queues, timers, open requests."""
         return {
             "steps_waiting": float(self._steps.waiting),
-            "records_waiting": float(sum(w.waiting for w in self._writers.values())),
+            "records_waiting": float(self._buckets.waiting),
             "requests_open": float(len(self._requester)),
             "requests_unanswered": float(len(self._intake)),
             "actions": float(self._runner.running),

@@ -9,7 +9,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from slackwater.common.base.clock import Clock, LiveClock
 from slackwater.common.bus.access import Credentials
@@ -24,6 +24,7 @@ from slackwater.common.store.history_nats import NatsHistory
 from slackwater.common.store.memory import MemoryStorage, StoreFaults
 from slackwater.common.store.nats import NatsStore
 from slackwater.common.store.objects import CODE, MemoryObjects, NatsObjects, Objects
+from slackwater.common.store.witness_file import FolderWitnesses, MemoryWitnesses, Witnesses
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,8 @@ class World:
     history: History
     rng: random.Random
     objects: Objects
+    witnesses: Witnesses = field(default_factory=MemoryWitnesses)
+    """Files in which writers of buckets note what they wrote."""
 
 
 @asynccontextmanager
@@ -45,11 +48,13 @@ async def live_world(
     *,
     credentials: Credentials | None = None,
     replicas: int = 1,
+    state_dir: str = "",
     on_closed: Callable[[], None] | None = None,
 ) -> AsyncIterator[World]:
     """Connected to the server at `url` under `name`; the bus is drained and closed on leaving.
 
-    Without a seed the random numbers (jitter, choices of a policy) differ from start to start.
+    `state_dir`: where the service keeps files; empty: nowhere. Without a seed the random numbers
+    (jitter, choices of a policy) differ from start to start.
     """
     clock = LiveClock()
     bus = await NatsBus.connect(
@@ -67,6 +72,7 @@ async def live_world(
             NatsHistory(bus),
             rng,
             NatsObjects(bus, CODE, replicas=replicas),
+            FolderWitnesses(state_dir),
         )
     finally:
         await bus.close()
@@ -91,6 +97,8 @@ class SimWorld:
         self.storage = MemoryStorage(clock=self.clock, faults=store_faults)
         self.history = MemoryHistory(self.broker)
         self.objects = MemoryObjects(self.clock)
+        self.witnesses: dict[str, MemoryWitnesses] = {}
+        """By client: the disk of its host."""
 
     def client(self, name: str) -> World:
         """The world as `name` sees it. A client that starts anew after a crash gets a new one."""
@@ -102,6 +110,7 @@ class SimWorld:
             self.history,
             self.rng(name),
             self.objects,
+            self.witnesses.setdefault(name, MemoryWitnesses()),
         )
 
     def rng(self, name: str) -> random.Random:

@@ -7,10 +7,11 @@ JetStream (`nats.py`) and in memory (`memory.py`); one conformance suite.
 
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from slackwater.common.base import codec
 from slackwater.common.base.errors import DecodeRejected, Rejected
+from slackwater.common.store.witness import Mark
 from slackwater.schemas.service import LeaseRecord
 
 EPOCH_KEY: Final = "_epoch"
@@ -39,15 +40,24 @@ Over = Callable[[str], bool]
 """Says whether the owner of a lease has ended for good."""
 
 
+class Loaded(NamedTuple):
+    """A bucket as it was read."""
+
+    entries: dict[str, Entry]
+    """Its live entries."""
+    last: int
+    """The sequence of the stream: deleted keys count in it."""
+    mark: Mark | None
+    """The newest mark that was found (witness.py)."""
+
+
 class Bucket(Protocol):
     """Raises Unavailable, DeadlineExceeded (the write may have happened), SequenceConflict."""
 
     @property
     def name(self) -> str: ...
 
-    async def load(self) -> tuple[dict[str, Entry], int]:
-        """Every live entry, and the last sequence of the stream (deleted keys count in it)."""
-        ...
+    async def load(self) -> Loaded: ...
 
     async def get(self, key: str) -> Entry | None: ...
 
@@ -56,7 +66,15 @@ class Bucket(Protocol):
         then `get` tells whether the write was applied."""
         ...
 
-    async def put(self, key: str, value: bytes, *, expected_last: int, fence: int = 0) -> int:
+    async def put(
+        self,
+        key: str,
+        value: bytes,
+        *,
+        expected_last: int,
+        fence: int = 0,
+        mark: Mark | None = None,
+    ) -> int:
         """Durable when it returns; the new last sequence. Several puts may be in flight with
         consecutive `expected_last`: they are applied in the order they were started.
 
@@ -64,10 +82,14 @@ class Bucket(Protocol):
         refused with SequenceConflict when another record is there. Without it a deposed writer
         with several writes in flight could slip one in: the new writer's first record moves the
         sequence to what the second of them expects. (NATS: the headers Nats-Expected-Last-Sequence
-        and Nats-Expected-Last-Subject-Sequence with ...-Subject = the epoch key's subject.)"""
+        and Nats-Expected-Last-Subject-Sequence with ...-Subject = the epoch key's subject.)
+
+        `mark`: what the bucket holds after it; stored beside the value, and found by `load`."""
         ...
 
-    async def delete(self, key: str, *, expected_last: int, fence: int = 0) -> int: ...
+    async def delete(
+        self, key: str, *, expected_last: int, fence: int = 0, mark: Mark | None = None
+    ) -> int: ...
 
     def watch(self) -> AsyncIterator[Entry]:
         """Every live entry, then every change, until the iterator is closed."""
@@ -80,8 +102,8 @@ class Store(Protocol):
         """Servers that keep each record; most of them are enough."""
         ...
 
-    async def bucket(self, name: str) -> Bucket:
-        """Open the bucket, making it if need be."""
+    async def bucket(self, name: str, *, anew: bool = False) -> Bucket:
+        """Open the bucket, making it if need be; `anew`: also if it was removed since."""
         ...
 
     async def lease(

@@ -5,7 +5,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from slackwater.common.base import limits
-from slackwater.common.base.errors import Rejected, SlackwaterError, Unavailable
+from slackwater.common.base.errors import Rejected, Removed, SlackwaterError, Unavailable
 from slackwater.common.bus.nats import NatsBus
 
 A = TypeVar("A")
@@ -83,7 +83,7 @@ def parse(payload: bytes, kind: type[A], where: str) -> A:
 def mapped(where: str, error: ApiError) -> SlackwaterError:
     text = f"{where}: {error.description} (JetStream error {error.err_code})"
     if error.err_code == NO_STREAM:
-        return Rejected(f"{text}; it was removed: restore it, or start with an empty one")
+        return Removed(f"{text}; it was removed: restore it, or start with an empty one")
     if error.code >= 500:
         return Unavailable(text)  # Not led, not in time, out of space: the write is not done.
     return Rejected(text)

@@ -19,12 +19,14 @@ from slackwater.common.store.base import (
     Bucket,
     Entry,
     Lease,
+    Loaded,
     Over,
     SequenceConflict,
     lease_owner,
     lease_value,
     may_take,
 )
+from slackwater.common.store.witness import Mark
 
 Fate = Literal["good", "lost", "unanswered"]
 """lost: the write timed out and was not applied; unanswered: it timed out, and it was."""
@@ -61,10 +63,13 @@ class _Stream:
     last: int = 0
     entries: dict[str, Entry] = field(default_factory=dict)
     expires_s: dict[str, float] = field(default_factory=dict)
+    mark: Mark | None = None
+    """The newest that came with a write."""
     watchers: list[Callable[[], None]] = field(default_factory=list)
 
-    def write(self, key: str, value: bytes | None) -> int:
+    def write(self, key: str, value: bytes | None, mark: Mark | None = None) -> int:
         self.last += 1
+        self.mark = mark or self.mark
         # In the order of the sequence, as a stream is read.
         self.entries.pop(key, None)
         self.entries[key] = Entry(key, value, self.last)
@@ -124,7 +129,7 @@ class MemoryStore:
         self._storage = storage
         self._client = client
 
-    async def bucket(self, name: str) -> Bucket:
+    async def bucket(self, name: str, *, anew: bool = False) -> Bucket:
         self._storage.stream(name)
         return MemoryBucket(self._storage, self._client, name)
 
@@ -150,11 +155,11 @@ class MemoryBucket:
     def name(self) -> str:
         return self._name
 
-    async def load(self) -> tuple[dict[str, Entry], int]:
+    async def load(self) -> Loaded:
         await asyncio.sleep(0)
         stream = self._stream()
         live = {key: one for key, one in stream.entries.items() if one.value is not None}
-        return live, stream.last
+        return Loaded(live, stream.last, stream.mark)
 
     async def get(self, key: str) -> Entry | None:
         await asyncio.sleep(0)
@@ -164,16 +169,26 @@ class MemoryBucket:
         await asyncio.sleep(0)
         return self._stream().last
 
-    async def put(self, key: str, value: bytes, *, expected_last: int, fence: int = 0) -> int:
+    async def put(
+        self,
+        key: str,
+        value: bytes,
+        *,
+        expected_last: int,
+        fence: int = 0,
+        mark: Mark | None = None,
+    ) -> int:
         if len(value) > limits.RECORD_BYTES_MAX:
             raise Rejected(
                 f"bucket {self._name}, key {key}: {len(value)} bytes are over the "
                 f"{limits.RECORD_BYTES_MAX} of a record"
             )
-        return await self._write(key, value, expected_last, fence)
+        return await self._write(key, value, expected_last, fence, mark)
 
-    async def delete(self, key: str, *, expected_last: int, fence: int = 0) -> int:
-        return await self._write(key, None, expected_last, fence)
+    async def delete(
+        self, key: str, *, expected_last: int, fence: int = 0, mark: Mark | None = None
+    ) -> int:
+        return await self._write(key, None, expected_last, fence, mark)
 
     async def watch(self) -> AsyncIterator[Entry]:
         stream = self._stream()
@@ -193,7 +208,9 @@ class MemoryBucket:
         finally:
             stream.watchers.remove(changed.set)
 
-    async def _write(self, key: str, value: bytes | None, expected_last: int, fence: int) -> int:
+    async def _write(
+        self, key: str, value: bytes | None, expected_last: int, fence: int, mark: Mark | None
+    ) -> int:
         """Apply the write within the call, in the order of calls; answer later."""
         stream = self._stream()
         fate: Fate = "good"
@@ -206,7 +223,7 @@ class MemoryBucket:
             if stream.last != expected_last or (fence and stream.sequence_of(EPOCH_KEY) != fence):
                 refusal = SequenceConflict(self._name, expected_last, stream.last)
             else:
-                last = stream.write(key, value)
+                last = stream.write(key, value, mark)
         if fate != "good":
             await asyncio.sleep(limits.STORE_TIMEOUT_S)
             raise DeadlineExceeded(

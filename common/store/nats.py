@@ -30,6 +30,7 @@ from slackwater.common.store.base import (
     Bucket,
     Entry,
     Lease,
+    Loaded,
     Over,
     SequenceConflict,
     lease_owner,
@@ -50,11 +51,13 @@ from slackwater.common.store.jetstream import (
     sequence_in,
 )
 from slackwater.common.store.pull import StreamReader
+from slackwater.common.store.witness import Mark
 
 _OPERATION: Final = "KV-Operation"
 _EXPECTED_LAST_OF_KEY: Final = "Nats-Expected-Last-Subject-Sequence"
 _THAT_KEY: Final = "Nats-Expected-Last-Subject-Sequence-Subject"
 _TTL: Final = "Nats-TTL"
+_MARK: Final = "Sw-Mark"
 
 _HEADER_BYTES_MAX: Final = 4096  # The server counts headers in a message's size.
 _WRONG_LAST_SEQUENCE: Final = (10071, 10164)
@@ -80,8 +83,8 @@ class NatsStore:
         self._buckets: dict[str, NatsBucket] = {}
         self._lease_buckets: set[str] = set()
 
-    async def bucket(self, name: str) -> Bucket:
-        found = self._buckets.get(name)
+    async def bucket(self, name: str, *, anew: bool = False) -> Bucket:
+        found = None if anew else self._buckets.get(name)
         if found is None:
             await self._make(name, {"allow_msg_ttl": True})
             found = self._buckets[name] = NatsBucket(self._bus, name)
@@ -135,7 +138,7 @@ class NatsBucket:
     def name(self) -> str:
         return self._name
 
-    async def load(self) -> tuple[dict[str, Entry], int]:
+    async def load(self) -> Loaded:
         """Reads until the last message read is the bucket's last.
 
         At that moment every key's value has been read, and none was overwritten since. The last
@@ -143,6 +146,7 @@ class NatsBucket:
         has nothing more: a reader that is told "nothing waits" may only not have been told yet.
         """
         entries: dict[str, Entry] = {}
+        mark: Mark | None = None
         reader = StreamReader(self._bus, f"KV_{self._name}")
         try:
             async with asyncio.timeout(limits.RETRY_BUDGET_S):
@@ -153,11 +157,12 @@ class NatsBucket:
                             entry = self._entry(message)
                             entries.pop(entry.key, None)  # Kept in the order of the sequence.
                             entries[entry.key] = entry
+                            mark = Mark.parsed((message.headers or {}).get(_MARK, "")) or mark
                     last = await self.last_sequence()
                     idle = read_to == reader.place
                     if last == reader.place or (idle and not await self._has_after(reader.place)):
                         live = {key: one for key, one in entries.items() if one.value is not None}
-                        return live, last
+                        return Loaded(live, last, mark)
         except TimeoutError as error:
             raise DeadlineExceeded(
                 f"bucket {self._name}: it did not come to rest within {limits.RETRY_BUDGET_S:g} s"
@@ -190,17 +195,27 @@ class NatsBucket:
             raise mapped(where, info.error)
         return info.last_seq
 
-    async def put(self, key: str, value: bytes, *, expected_last: int, fence: int = 0) -> int:
+    async def put(
+        self,
+        key: str,
+        value: bytes,
+        *,
+        expected_last: int,
+        fence: int = 0,
+        mark: Mark | None = None,
+    ) -> int:
         if len(value) > limits.RECORD_BYTES_MAX:
             raise Rejected(
                 f"bucket {self._name}, key {key}: {len(value)} bytes are over the "
                 f"{limits.RECORD_BYTES_MAX} of a record"
             )
-        return await self._write(key, value, expected_last, fence, {})
+        return await self._write(key, value, expected_last, fence, _marked(mark))
 
-    async def delete(self, key: str, *, expected_last: int, fence: int = 0) -> int:
+    async def delete(
+        self, key: str, *, expected_last: int, fence: int = 0, mark: Mark | None = None
+    ) -> int:
         headers = {_OPERATION: "DEL", _TTL: f"{limits.TOMBSTONE_S}s"}
-        return await self._write(key, b"", expected_last, fence, headers)
+        return await self._write(key, b"", expected_last, fence, headers | _marked(mark))
 
     async def watch(self) -> AsyncIterator[Entry]:
         begun_at = await self.last_sequence()
@@ -334,6 +349,10 @@ async def _publish(
             error.retry_after_s,
         ) from error
     return parse(answer.data, PubAck, where)
+
+
+def _marked(mark: Mark | None) -> dict[str, str]:
+    return {} if mark is None else {_MARK: mark.text()}
 
 
 def _is_deletion(headers: dict[str, str] | None) -> bool:

@@ -11,14 +11,16 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from datetime import UTC, datetime
+from math import inf
 from typing import Any, Final
 
 import msgspec
 from nats.aio.msg import Msg
 
 from slackwater.common.base import limits
-from slackwater.common.base.errors import DeadlineExceeded, Retryable, Unavailable
+from slackwater.common.base.errors import DeadlineExceeded, Removed, Retryable, Unavailable
 from slackwater.common.bus.nats import Inbox, NatsBus
+from slackwater.common.store.jetstream import NO_STREAM, ApiError, mapped
 
 _NO_MESSAGES: Final = "404"
 _EXPIRED: Final = "408"
@@ -32,7 +34,7 @@ _SAME_S: Final = 0.001
 class _ConsumerMade(msgspec.Struct):
     name: str = ""
     num_pending: int = 0
-    error: dict[str, Any] | None = None
+    error: ApiError | None = None
 
 
 class _State(msgspec.Struct):
@@ -91,9 +93,10 @@ class StreamReader:
                     async with aclosing(self._batch(ask, patience_s)) as batch:
                         async for message in batch:
                             yield message
-                except Retryable as error:
+                except (Retryable, Removed) as error:  # It may be made anew.
                     self.lost()
-                    await asyncio.sleep(min(error.retry_after_s, limits.RETRY_WAIT_S_MAX))
+                    wait_s = error.retry_after_s if isinstance(error, Retryable) else inf
+                    await asyncio.sleep(min(wait_s, limits.RETRY_WAIT_S_MAX))
         finally:
             forget()
 
@@ -215,6 +218,8 @@ class StreamReader:
         )
         made = msgspec.json.decode(answer.data, type=_ConsumerMade)
         if made.error is not None:
-            raise Unavailable(f"{self._stream}: no reader: {made.error.get('description')}")
+            if made.error.err_code == NO_STREAM:
+                raise mapped(self._stream, made.error)
+            raise Unavailable(f"{self._stream}: no reader: {made.error.description}")
         self._consumer, self._delivered = made.name, 0
         self.pending = made.num_pending

@@ -93,6 +93,7 @@ from slackwater.schemas.workers import WorkerExited
 from slackwater.services.master import (
     autoscaling,
     cluster_assignment,
+    cluster_reports,
     dispatch,
     gang_starts,
     goodput,
@@ -103,6 +104,7 @@ from slackwater.services.master import (
     marks,
     missing_ranks,
     node_list,
+    orphans,
     own_size,
     pausing,
     rank_restarts,
@@ -422,9 +424,10 @@ class Master:
                 if state.nodes.heard(message, now_s):
                     state.slots.due = state.gpus.due = True
                     lifecycle.stop_strangers(state, message)
+                orphans.look(state, message, now_s)
             case ClusterReport():
                 state.clusters.heard(message, now_s)
-                self._placed(message, now_s)
+                cluster_reports.take(state, message, now_s)
             case JobProfiled():
                 job = state.jobs.get(message.job)
                 if job is not None:
@@ -446,17 +449,6 @@ class Master:
                 traffic.take(state, message, event.subject, now_s)
             case _:
                 state.out.append(Log("unexpected", {"type": type(message).__name__}, "warning"))
-
-    def _placed(self, report: ClusterReport, now_s: float) -> None:
-        for id, placed in report.placed.items():
-            job = self.state.jobs.get(id)
-            if job is not None and job.record.cluster == report.cluster:
-                job.progress.take_report(placed, report.aggregators)
-                usage_listing.placed(self.state, job, now_s)
-        for id, lost in report.lost.items():
-            job = self.state.jobs.get(id)
-            if job is not None and job.record.cluster == report.cluster:
-                marks.look(self.state, job, lost, now_s)
 
     def _tick(self, now_s: float) -> None:
         state = self.state

@@ -3,7 +3,7 @@
 from typing import Final, Literal, NamedTuple
 
 from slackwater.common.base.effects import EffectKey
-from slackwater.schemas.base import AggregatorId, JobId
+from slackwater.schemas.base import AggregatorId, JobId, NodeId
 
 Verb = Literal["place", "release", "prepare", "start", "again", "join", "leave", "stop", "stranger"]
 """`place` and `release` go to a job's controller, the others to worker nodes: keep room for the
@@ -58,6 +58,13 @@ class CleanKey(EffectKey, frozen=True):
 
     aggregator: AggregatorId
     job: JobId
+
+
+class OrphanKey(EffectKey, frozen=True):
+    """A worker node is told to stop a job that is unknown."""
+
+    job: JobId
+    node: NodeId
 
 
 class TickDue(EffectKey, frozen=True):

@@ -39,7 +39,7 @@ from slackwater.services.master.clusters import ClusterRoom, Clusters
 from slackwater.services.master.config import MasterConfig
 from slackwater.services.master.gangs import slots_held, vacating
 from slackwater.services.master.jobs import Job
-from slackwater.services.master.keys import OF_PROCESSES, Order, OrderKey
+from slackwater.services.master.keys import OF_PROCESSES, Order, OrderKey, OrphanKey
 from slackwater.services.master.nodes import Nodes
 from slackwater.services.master.pool import Pool
 from slackwater.services.master.schedule import Schedule
@@ -72,9 +72,11 @@ class State:
         self.sharers = Sharers()
         self.epoch = 0
         self.begun_s = 0.0
+        """Since when this master listens."""
         self.now_s = 0.0
         """The instant of the event that is being taken."""
-        """Since when this master listens."""
+        self.orphans: dict[OrphanKey, float] = {}
+        """Unknown jobs that nodes run (orphans.py) -> since when; when stopped last."""
         self.unreadable: frozenset[str] = frozenset()
         """Jobs whose records are damaged: their ids are not free."""
         self.out: list[Effect] = []

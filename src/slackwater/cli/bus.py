@@ -2,9 +2,11 @@
 of all that the bus keeps."""
 
 import asyncio
+import getpass
 import os
 import shutil
 import signal
+import socket
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -21,7 +23,7 @@ from slackwater.console.outcome import print_json, reported
 from slackwater.console.program import group
 from slackwater.console.tables import Row
 from slackwater.console.where import credentials, resolve
-from slackwater.schemas.permissions import SERVICES
+from slackwater.schemas.permissions import SERVICES, buckets_of
 
 if TYPE_CHECKING:
     from slackwater.common.bus.nats import NatsBus
@@ -217,12 +219,66 @@ async def _restore(
             )
         for stream in there:
             await snapshots.remove(bus, stream)
-        return {
+        restored = {
             path.name: (await snapshots.restore(bus, path, replicas=replicas)).state["messages"]
             for path in saved
         }
+        buckets = [path.name.removeprefix("KV_") for path in saved if path.name.startswith("KV_")]
+        await _accepted(bus, [each for each in buckets if _is_own(each)])
+        return restored
     finally:
         await bus.close()
+
+
+@app.command()
+def accept(
+    buckets: Annotated[
+        list[str], typer.Argument(metavar="BUCKET", help="Buckets, as the refusal names them.")
+    ],
+    url: Url = None,
+    json: Json = False,
+) -> None:
+    """Let services go on with buckets as they are, though the bus has lost records of them.
+
+    A service that finds records missing does not start, and says which. What they were about is
+    forgotten then: jobs have to be submitted again, and their processes are ended. Restore a backup
+    instead, if there is one.
+    """
+    with reported():
+        found = asyncio.run(_accept(list(dict.fromkeys(buckets)), resolve(url)))
+    if json:
+        print_json({"buckets": found})
+        return
+    rows = [Row((bucket, f"{count:,}")) for bucket, count in found.items()]
+    tables.show(tables.lines(("BUCKET", "RECORDS"), rows, None))
+
+
+async def _accept(buckets: list[str], url: str) -> dict[str, int]:
+    from slackwater.common.bus.nats import NatsBus
+
+    for bucket in buckets:
+        if not _is_own(bucket):
+            raise Rejected(f"bucket {bucket!r} is not one that a service writes alone")
+    bus = await NatsBus.connect(url, "operator", credentials=credentials())
+    try:
+        return await _accepted(bus, buckets)
+    finally:
+        await bus.close()
+
+
+async def _accepted(bus: "NatsBus", buckets: list[str]) -> dict[str, int]:
+    from slackwater.common.store.accepted import accept
+    from slackwater.common.store.nats import NatsStore
+
+    store, at_s = NatsStore(bus), LiveClock().now_s()
+    by = f"{getpass.getuser()} on {socket.gethostname()}"
+    return {bucket: (await accept(store, bucket, by, at_s)).count for bucket in buckets}
+
+
+def _is_own(bucket: str) -> bool:
+    """Say whether a bucket has one service that writes it."""
+    _, _, id = bucket.partition("_")
+    return any(bucket in buckets_of(service, id or "x") for service in SERVICES)
 
 
 async def _refuse_where_used(bus: "NatsBus") -> None:

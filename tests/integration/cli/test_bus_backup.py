@@ -41,7 +41,7 @@ async def filled(server: NatsServer, entries: int) -> dict[str, Entry]:
     last = await bucket.last_sequence()
     for n in range(entries):
         last = await bucket.put(f"j{n}", os.urandom(20_000), expected_last=last)
-    found, _ = await bucket.load()
+    found, *_ = await bucket.load()
     await bus.close()
     return found
 

@@ -124,7 +124,7 @@ async def test_killing_the_server_under_load_loses_nothing_acknowledged(
     await soon(lambda: answered > had + 20 and writer.acknowledged != before)
     writer.stopping = True
     await asyncio.gather(*tasks[:2])
-    entries, last = await bucket.load()
+    entries, last, *_ = await bucket.load()
     assert {key: entry.value for key, entry in entries.items()} == writer.acknowledged
     assert last >= max(entry.sequence for entry in entries.values())
     await soon(lambda: seen == writer.acknowledged)
@@ -310,7 +310,7 @@ async def test_tombstones_go_without_moving_the_sequence(
         while (await stream.stream_info(f"KV_{unique}")).state.messages > 1:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
     assert await bucket.last_sequence() == 3
-    assert await bucket.load() == ({"a": Entry("a", b"1", 1)}, 3)
+    assert (await bucket.load())[:2] == ({"a": Entry("a", b"1", 1)}, 3)
     assert await bucket.put("c", b"3", expected_last=3) == 4
 
 

@@ -256,7 +256,7 @@ def test_a_refusal_after_a_lost_write_runs_through_the_pipeline() -> None:
         )
         assert isinstance(results[0], DeadlineExceeded)
         assert all(isinstance(one, SequenceConflict) and one.last == 0 for one in results[1:])
-        assert await bucket.load() == ({}, 0)
+        assert (await bucket.load())[:2] == ({}, 0)
 
     simulate(program)
 
@@ -271,7 +271,7 @@ def test_the_disk_outlives_its_clients_and_its_server() -> None:
             await bucket.put("k", b"2", expected_last=1)
         sim.storage.start()
         again = await sim.client("a").store.bucket("b")
-        assert await again.load() == ({"k": Entry("k", b"1", 1)}, 1)
+        assert (await again.load())[:2] == ({"k": Entry("k", b"1", 1)}, 1)
 
     simulate(program)
 

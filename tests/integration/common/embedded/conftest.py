@@ -82,7 +82,7 @@ class Lab:
                 await asyncio.sleep(0.02)
 
     async def stored(self, name: str = "t1") -> dict[str, Any]:
-        entries, _ = await (await NatsStore(self.bus).bucket(f"toys-{name}")).load()
+        entries, *_ = await (await NatsStore(self.bus).bucket(f"toys-{name}")).load()
         return {
             key: codec.decode_record(entry.value, toy.Account, key)[0]
             for key, entry in entries.items()

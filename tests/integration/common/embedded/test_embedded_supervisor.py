@@ -189,7 +189,7 @@ async def test_a_service_starts_without_a_damaged_record_and_says_so(lab: Any) -
     assert (await lab.until_done("add", again)).total == 5
     health = await _answers(lab, "health", GetHealth(), Health)
     assert (health.state, "set aside: a" in health.reason) == ("degraded", True)
-    copies, _ = await (await store.bucket("damaged")).load()
+    copies, *_ = await (await store.bucket("damaged")).load()
     assert [(key[:10], entry.value) for key, entry in copies.items()] == [
         ("toys-t1.a.", b"damaged")
     ]

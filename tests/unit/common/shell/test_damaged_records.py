@@ -47,7 +47,7 @@ def test_one_damaged_record_is_set_aside_and_the_rest_is_served() -> None:
             stats = await service.ask("stats", GetStats())
             assert stats.gauges["records_damaged"] == 1.0
             await service.end()
-        copies, _ = await (await _bucket(sim, DAMAGED)).load()
+        copies, *_ = await (await _bucket(sim, DAMAGED)).load()
         assert [entry.value for entry in copies.values()] == [damaged]
         assert all(key.startswith("accounts.a1.") for key in copies)
 
@@ -62,7 +62,7 @@ def test_the_copy_outlives_a_new_record_under_the_same_key() -> None:
         service = await Running(sim).ready()
         assert (await service.add("new", 7, "a1")).total == 7
         await service.end()
-        copies, _ = await (await _bucket(sim, DAMAGED)).load()
+        copies, *_ = await (await _bucket(sim, DAMAGED)).load()
         assert [entry.value for entry in copies.values()] == [damaged]
         again = await Running(sim).ready()
         assert (await again.ask("health", GetHealth())).state == "ok"

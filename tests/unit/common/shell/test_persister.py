@@ -6,12 +6,15 @@ from typing import Any
 
 import pytest
 
-from slackwater.common.base.errors import DeadlineExceeded, Deposed, Fatal, Unavailable
+from slackwater.common.base.errors import DeadlineExceeded, Deposed, RolledBack, Unavailable
+from slackwater.common.shell.marker import Marker
 from slackwater.common.shell.persister import BucketWriter
 from slackwater.common.shell.simulated_loop import run_simulated
 from slackwater.common.shell.world import SimWorld
 from slackwater.common.store.base import EPOCH_KEY, Bucket, Entry, SequenceConflict
 from slackwater.common.store.memory import SeededStoreFaults
+from slackwater.common.store.witness import Content, Mark, digest_of
+from slackwater.common.store.witness_file import MemoryWitness
 
 
 class Owned:
@@ -21,9 +24,16 @@ class Owned:
         self.durable: list[Any] = []
         self.failures: list[BaseException] = []
         self.bucket = bucket
+        self.told: list[Mark] = []
+        self.witness = MemoryWitness()
+
+        async def tell(_bucket: str, mark: Mark) -> None:
+            self.told.append(mark)
+
         self.writer = BucketWriter(
-            bucket, fence, sim.clock, Random(0), self.durable.append, self.failures.append
-        )
+            bucket, fence, sim.clock, Random(0), self.durable.append, self.failures.append,
+            Marker("b", {}, 1, self.witness, tell),
+        )  # fmt: skip
 
     @classmethod
     async def take(cls, sim: SimWorld, wrap: Any = None) -> "Owned":
@@ -58,9 +68,15 @@ def test_every_write_becomes_durable_once_and_in_order(seed: int) -> None:
         await owned.settle()
         assert owned.failures == []
         assert sorted(owned.durable) == list(range(200))
-        entries, last = await owned.bucket.load()
+        entries, last, *_ = await owned.bucket.load()
         assert {k: e.value for k, e in entries.items() if k != EPOCH_KEY} == model
         assert last == 201  # Not one write more than there were.
+        assert owned.told[-1] == owned.witness.told.mark == Content(model).mark(1, last)
+        assert owned.told == sorted(owned.told), "each newer than the one before"
+        assert owned.witness.told.digests == {
+            key: f"{digest_of(key, value):032x}" for key, value in model.items()
+        }
+        assert (await owned.bucket.load()).mark == owned.told[-1]
 
     run_simulated(main())
 
@@ -100,7 +116,7 @@ def test_a_late_copy_of_a_lost_write_does_no_harm(late: int) -> None:
             owned.writer.write(f"k{number % 3}", b"%d" % number, number)
         await owned.settle()
         assert owned.failures == []
-        entries, last = await owned.bucket.load()
+        entries, last, *_ = await owned.bucket.load()
         assert last == 11
         assert {key: entry.value for key, entry in entries.items() if key != EPOCH_KEY} == {
             "k0": b"9",
@@ -163,8 +179,8 @@ def test_a_server_that_lost_records_is_not_believed() -> None:
         older.lost = True
         owned.writer.write("a", b"2", 2)
         await owned.settle()
-        assert isinstance(owned.failures[0], Fatal)
-        assert "lost records" in str(owned.failures[0])
+        assert isinstance(owned.failures[0], RolledBack)
+        assert "its last write is 1, but 2 was stored" in str(owned.failures[0])
 
     run_simulated(main())
 

@@ -130,7 +130,7 @@ def test_a_deposed_instance_ends_and_never_writes_again() -> None:
         with pytest.raises(Deposed, match="accounts"):
             await asyncio.gather(old.task, *(old.add(f"d{n}", 1, f"d{n}") for n in range(50)))
         await new.add("c2")
-        stored, _ = await (await sim.client("reader").store.bucket("accounts")).load()
+        stored, *_ = await (await sim.client("reader").store.bucket("accounts")).load()
         told = set(new.core.accounts) | {"_epoch"}
         assert set(stored) == told  # Nothing of the old one's writes in flight slipped in.
         await new.end()
