@@ -15,7 +15,7 @@ from slackwater.common.base.clock import Clock
 from slackwater.common.base.errors import Deposed, RecordsMissing
 from slackwater.common.store.accepted import is_accepted
 from slackwater.common.store.base import EPOCH_KEY, Entry, Loaded, Store
-from slackwater.common.store.witness import Content, Found, Mark, Told, compared
+from slackwater.common.store.witness import Content, Found, Mark, Told, compared, listed
 from slackwater.common.store.witness_file import Witnesses
 from slackwater.schemas.service import EpochRecord
 
@@ -114,6 +114,7 @@ async def write_back(
     epoch: int,
     fences: Mapping[str, int],
     clock: Clock,
+    witnesses: Witnesses,
     contents: Mapping[str, Mapping[str, bytes]],
 ) -> int:
     """Write into each bucket what the store has lost of `contents`, which an instance of `epoch`
@@ -122,15 +123,24 @@ async def write_back(
 
     Raises:
         Deposed: another instance has taken the bucket over.
-        SequenceConflict: it is doing so now.
+        RecordsMissing: the server acknowledges records and does not keep them.
+        SequenceConflict: another instance takes the bucket over now.
         Retryable: the store does not answer.
     """
-    return sum(
-        [
-            await _write_back(store, writer, (epoch, fences[bucket]), clock, bucket, wanted)
-            for bucket, wanted in contents.items()
-        ]
-    )
+    count = 0
+    for bucket, wanted in contents.items():
+        ours = epoch, fences[bucket]
+        lost, mark = await _write_back(store, writer, ours, clock, bucket, wanted)
+        count += len(lost)
+        if (witness := witnesses.of(bucket)) is not None:
+            await witness.begin(Content(wanted).hexed(), mark)
+        there = values(await (await store.bucket(bucket)).load())
+        if left := [key for key, value in wanted.items() if there.get(key) != value]:
+            raise RecordsMissing(
+                f"bucket {bucket}: the bus server acknowledges records and does not keep them "
+                f"({listed(left)}): its files are damaged"
+            )
+    return count
 
 
 async def _write_back(
@@ -140,8 +150,9 @@ async def _write_back(
     clock: Clock,
     bucket_name: str,
     wanted: Mapping[str, bytes],
-) -> int:
-    """`ours`: the epoch, and the sequence of its record."""
+) -> tuple[Sequence[str], Mark]:
+    """Return the keys that were written back, and the mark of the last write. `ours`: the epoch,
+    and the sequence of its record."""
     bucket = await store.bucket(bucket_name, anew=True)
     loaded = await bucket.load()
     entry, (epoch, _) = loaded.entries.get(EPOCH_KEY), ours
@@ -153,11 +164,9 @@ async def _write_back(
         if not begun and (found.epoch, entry.sequence) != ours:
             raise Deposed(f"bucket {bucket_name}: another instance has taken it over")
     content = Content(stored)
+    mark = content.mark(mine, loaded.last + 1)
     fence = last = await bucket.put(
-        EPOCH_KEY,
-        codec.encode_record(told, mine),
-        expected_last=loaded.last,
-        mark=content.mark(mine, loaded.last + 1),
+        EPOCH_KEY, codec.encode_record(told, mine), expected_last=loaded.last, mark=mark
     )
     lost = {key: value for key, value in wanted.items() if stored.get(key) != value}
     for key, value in lost.items():
@@ -168,4 +177,4 @@ async def _write_back(
         content.write(key, None)
         mark = content.mark(mine, last + 1)
         last = await bucket.delete(key, expected_last=last, fence=fence, mark=mark)
-    return len(lost)
+    return tuple(lost), mark

@@ -40,8 +40,7 @@ class Marker:
         """Note the bucket as it was taken over, with its epoch record as the last write."""
         mark = self._content.mark(self._epoch, fence)
         if self._witness is not None:
-            hexed = {key: f"{digest:032x}" for key, digest in self._content.digests.items()}
-            await self._noted(self._witness.begin(hexed, mark))
+            await self._noted(self._witness.begin(self._content.hexed(), mark))
         await self._tell(self._bucket, mark)
 
     def mark(self, key: str, value: bytes | None, sequence: int) -> tuple[Noted, Mark]:

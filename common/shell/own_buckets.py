@@ -107,7 +107,13 @@ class OwnBuckets:
 
         async def attempt() -> int:
             return await write_back(
-                world.store, self._writer, taken.epoch, taken.fences, world.clock, self._contents()
+                world.store,
+                self._writer,
+                taken.epoch,
+                taken.fences,
+                world.clock,
+                world.witnesses,
+                self._contents(),
             )
 
         try:

@@ -74,6 +74,10 @@ class Content:
     def digest(self) -> str:
         return f"{self._sum:0{2 * DIGEST_BYTES}x}"
 
+    def hexed(self) -> dict[str, str]:
+        """Return key -> the record's digest in hexadecimal."""
+        return {key: f"{digest:0{2 * DIGEST_BYTES}x}" for key, digest in self.digests.items()}
+
     def write(self, key: str, value: bytes | None) -> str:
         """Take a write in (None: the key is deleted); return the record's digest, empty: none."""
         self._sum -= self.digests.pop(key, 0)
@@ -168,7 +172,7 @@ def _named(found: Found, told: Told, mark: Mark) -> str:
     """Name what is missing, where the writer's file is of that very write."""
     if told.mark is None or told.mark.when != mark.when:
         return ""
-    there = {key: f"{digest:0{2 * DIGEST_BYTES}x}" for key, digest in found.content.digests.items()}
+    there = found.content.hexed()
     lost = [key for key in told.digests if key not in there]
     old = [
         key

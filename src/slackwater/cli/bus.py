@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import socket
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -242,7 +243,8 @@ def accept(
 
     A service that finds records missing does not start, and says which. What they were about is
     forgotten then: jobs have to be submitted again, and their processes are ended. Restore a backup
-    instead, if there is one.
+    instead, if there is one. The bus gets new files for what is left. Stop masters, controllers and
+    slabds first.
     """
     with reported():
         found = asyncio.run(_accept(list(dict.fromkeys(buckets)), resolve(url)))
@@ -259,8 +261,13 @@ async def _accept(buckets: list[str], url: str) -> dict[str, int]:
     for bucket in buckets:
         if not _is_own(bucket):
             raise Rejected(f"bucket {bucket!r} is not one that a service writes alone")
+    from slackwater.common.store.rebuilding import rebuild
+
     bus = await NatsBus.connect(url, "operator", credentials=credentials())
     try:
+        await _refuse_where_used(bus, ("master", "controller", "slabd"))
+        for bucket in buckets:
+            await rebuild(bus, bucket)
         return await _accepted(bus, buckets)
     finally:
         await bus.close()
@@ -281,8 +288,8 @@ def _is_own(bucket: str) -> bool:
     return any(bucket in buckets_of(service, id or "x") for service in SERVICES)
 
 
-async def _refuse_where_used(bus: "NatsBus") -> None:
-    for service in SERVICES:
+async def _refuse_where_used(bus: "NatsBus", services: Sequence[str] = SERVICES) -> None:
+    for service in services:
         try:
             await bus.call(f"$SRV.PING.{service}", b"", timeout_s=2.0)
         except NobodyThere:

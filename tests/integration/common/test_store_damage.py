@@ -16,12 +16,16 @@ from tests.waiting import soon
 
 from slackwater.common.base.codec import encode_record
 from slackwater.common.base.errors import RecordsMissing, RolledBack
+from slackwater.common.bus.nats import NatsBus
 from slackwater.common.bus.server import NatsServer
 from slackwater.common.shell.definition import ServiceDefinition
+from slackwater.common.shell.known import values
 from slackwater.common.shell.own_buckets import OwnBuckets
 from slackwater.common.shell.peers import Peers
 from slackwater.common.shell.world import World, live_world
 from slackwater.common.store.accepted import accept
+from slackwater.common.store.rebuilding import rebuild
+from slackwater.common.store.snapshots import remove, streams
 from slackwater.schemas.service import LeaseRecord
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(60)]
@@ -177,6 +181,8 @@ async def test_a_writer_that_starts_says_what_is_lost(
                 return
             assert f"bucket {BUCKET}: " in why
             assert f"slackwater bus accept {BUCKET}" in why
+            assert isinstance(life.world.bus, NatsBus)
+            await rebuild(life.world.bus, BUCKET)
             accepted = await accept(life.world.store, BUCKET, "a test", 1.0)
             assert len(await life.take()) == accepted.count
             await life.write(rng, 5)
@@ -203,9 +209,41 @@ async def test_a_writer_that_lives_writes_back_what_is_lost(
                 await life.own.look()
             except RolledBack as error:
                 lost = error
-        if lost is not None:
-            told = await life.own.write_back(lost)
-            assert "were written back from memory" in str(told)
+        unkept = lost is not None and not await written_back(life, lost)
         life.own.close()
         async with Life.begun(server, tmp_path / "state") as after:
-            assert await after.take() == life.written
+            if unkept:
+                with pytest.raises(RecordsMissing, match="missing: "):
+                    await after.take()
+            else:
+                assert await after.take() == life.written
+
+
+async def written_back(life: Life, lost: RolledBack) -> bool:
+    """False: the server takes records into a damaged file, acknowledges them and has them not."""
+    try:
+        told = await life.own.write_back(lost)
+    except RolledBack as error:
+        if not isinstance(error.__cause__, RecordsMissing):
+            raise
+        return False
+    assert "were written back from memory" in str(told)
+    return True
+
+
+async def test_a_rebuilding_that_was_cut_short_is_ended_by_the_next(tmp_path: Path) -> None:
+    """The bucket was removed, and the records are in the second one alone."""
+    with NatsServer(tmp_path / "nats") as server:
+        async with Life.begun(server, tmp_path / "state") as life:
+            await life.take()
+            await life.write(random.Random(1), COUNT)
+            life.own.close()
+            bus, store = life.world.bus, life.world.store
+            assert isinstance(bus, NatsBus)
+            second, last = await store.bucket(f"rescued_{BUCKET}"), 0
+            for key, value in {**life.written, "_whole": b""}.items():
+                last = await second.put(key, value, expected_last=last)
+            await remove(bus, f"KV_{BUCKET}")
+            await rebuild(bus, BUCKET)
+            assert values(await (await store.bucket(BUCKET)).load()) == life.written
+            assert await streams(bus) == [f"KV_{BUCKET}"]
