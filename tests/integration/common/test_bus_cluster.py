@@ -42,7 +42,7 @@ async def test_no_acknowledged_record_is_lost_with_one_server_of_three(tmp_path:
             acknowledged.append(key)
             cluster.start(number)
             await asyncio.sleep(2.0)  # It catches up before the next one is lost.
-        entries, _ = await eventually(bucket.load)
+        entries, *_ = await eventually(bucket.load)
         assert set(acknowledged) <= set(entries)
         answer = await bus.call("$JS.API.STREAM.INFO.KV_jobs", b"", timeout_s=5.0)
         assert json.loads(answer.data)["config"]["num_replicas"] == 3
@@ -59,7 +59,7 @@ async def test_what_was_stored_on_one_server_is_copied_to_three(tmp_path: Path) 
         bucket = await eventually(lambda: NatsStore(bus, replicas=3).bucket("jobs"))
         answer = await bus.call("$JS.API.STREAM.INFO.KV_jobs", b"", timeout_s=5.0)
         assert json.loads(answer.data)["config"]["num_replicas"] == 3
-        entries, _ = await eventually(bucket.load)
+        entries, *_ = await eventually(bucket.load)
         assert set(entries) == {"before"}
         await eventually(lambda: NatsStore(bus).bucket("jobs"))  # Fewer are not made of them.
         answer = await bus.call("$JS.API.STREAM.INFO.KV_jobs", b"", timeout_s=5.0)
