@@ -86,15 +86,6 @@ async def read_files(witnesses: Witnesses, buckets: Sequence[str]) -> dict[str, 
     return found
 
 
-def values(loaded: Loaded) -> dict[str, bytes]:
-    """Return the records of a bucket as they are stored, that of its epoch left out."""
-    return {
-        key: entry.value
-        for key, entry in loaded.entries.items()
-        if entry.value is not None and key != EPOCH_KEY
-    }
-
-
 def epoch_of(bucket: str, entry: Entry | None) -> int:
     """Return the epoch that a bucket's epoch record says; 0: there is none. Raises
     DecodeRejected."""
@@ -133,8 +124,11 @@ async def write_back(
         lost, mark = await _write_back(store, writer, ours, clock, bucket, wanted)
         count += len(lost)
         if (witness := witnesses.of(bucket)) is not None:
-            await witness.begin(Content(wanted).hexed(), mark)
-        there = values(await (await store.bucket(bucket)).load())
+            try:
+                await witness.begin(Content(wanted).hexed(), mark)
+            except OSError as error:  # It is behind then, and the records are there.
+                _log.error("witness.not-written", bucket=bucket, reason=str(error))
+        there = (await (await store.bucket(bucket)).load()).records
         if left := [key for key, value in wanted.items() if there.get(key) != value]:
             raise RecordsMissing(
                 f"bucket {bucket}: the bus server acknowledges records and does not keep them "
@@ -156,7 +150,7 @@ async def _write_back(
     bucket = await store.bucket(bucket_name, anew=True)
     loaded = await bucket.load()
     entry, (epoch, _) = loaded.entries.get(EPOCH_KEY), ours
-    stored, mine = values(loaded), epoch + 1
+    stored, mine = loaded.records, epoch + 1
     told = EpochRecord(epoch=mine, writer=f"{writer}, writing back"[:256], since_s=clock.now_s())
     found = _epoch_record(bucket_name, entry)
     if found is not None and found.epoch >= epoch and entry is not None:

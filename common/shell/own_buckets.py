@@ -9,7 +9,7 @@ from slackwater.common.base import limits
 from slackwater.common.base.errors import Rejected, Removed, Retryable, RolledBack
 from slackwater.common.base.retry import retry
 from slackwater.common.shell.definition import ServiceDefinition
-from slackwater.common.shell.known import Known, read_files, values, write_back
+from slackwater.common.shell.known import Known, read_files, write_back
 from slackwater.common.shell.marker import Marker
 from slackwater.common.shell.peers import Peers
 from slackwater.common.shell.persister import BucketWriter
@@ -160,7 +160,7 @@ class OwnBuckets:
             raise RolledBack(f"bucket {name}: its last write is {loaded.last}, not {written}")
         if writer.waiting or writer.written != written or loaded.last != written:
             return  # It is written at present; what is missing then is found at the next look.
-        wanted, there = writer.marker.values, values(loaded)
+        wanted, there = writer.marker.values, loaded.records
         if wanted != there:
             lost = sum(there.get(key) != value for key, value in wanted.items())
             raise RolledBack(f"bucket {name}: {lost} of {len(wanted)} records are not as written")

@@ -32,7 +32,7 @@ from slackwater.common.base.errors import (
     Unavailable,
     VersionRejected,
 )
-from slackwater.common.shell.known import Known, epoch_of, values
+from slackwater.common.shell.known import Known, epoch_of
 from slackwater.common.store.base import EPOCH_KEY, Bucket, Entry, Loaded, SequenceConflict, Store
 from slackwater.common.store.witness import Content
 from slackwater.schemas.base import Record
@@ -81,7 +81,7 @@ async def recover(
     for _ in range(limits.EPOCH_ATTEMPTS_MAX):
         loaded = {bucket: await opened[bucket].load() for bucket in opened}
         records, damaged = await _records(store, kinds, loaded, whole)
-        contents = {bucket: values(loaded[bucket]) for bucket in kinds}
+        contents = {bucket: loaded[bucket].records for bucket in kinds}
         epochs = [epoch_of(bucket, each.entries.get(key)) for bucket, each in loaded.items()]
         await known.compare(store, loaded, contents, damaged)
         epoch = max(*epochs, known.epoch) + 1

@@ -4,7 +4,7 @@ from typing import Final
 
 from slackwater.common.base import codec
 from slackwater.common.base.errors import DecodeRejected, Rejected
-from slackwater.common.store.base import EPOCH_KEY, SequenceConflict, Store
+from slackwater.common.store.base import SequenceConflict, Store
 from slackwater.common.store.witness import Content, Found
 from slackwater.schemas.service import AcceptedRecord
 
@@ -29,13 +29,7 @@ async def accept(store: Store, bucket: str, by: str, at_s: float) -> AcceptedRec
     """Accept a bucket as it is at this moment; its service must not run. Return what it holds.
     Raises Retryable, Rejected."""
     loaded = await (await store.bucket(bucket)).load()
-    content = Content(
-        {
-            key: entry.value
-            for key, entry in loaded.entries.items()
-            if entry.value is not None and key != EPOCH_KEY
-        }
-    )
+    content = Content(loaded.records)
     record = AcceptedRecord(
         last=loaded.last, count=len(content), digest=content.digest, by=by, at_s=at_s
     )

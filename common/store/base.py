@@ -50,6 +50,15 @@ class Loaded(NamedTuple):
     mark: Mark | None
     """The newest mark that was found (witness.py)."""
 
+    @property
+    def records(self) -> dict[str, bytes]:
+        """Return the records as they are stored, that of the epoch left out."""
+        return {
+            key: entry.value
+            for key, entry in self.entries.items()
+            if entry.value is not None and key != EPOCH_KEY
+        }
+
 
 class Bucket(Protocol):
     """Raises Unavailable, DeadlineExceeded (the write may have happened), SequenceConflict."""

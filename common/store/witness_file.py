@@ -46,7 +46,7 @@ class Witness(Protocol):
 
 class Witnesses(Protocol):
     def of(self, bucket: str) -> Witness | None:
-        """Return the witness of a bucket; None: there is no place for one."""
+        """Return the witness of a bucket; None: none is kept here."""
         ...
 
 
@@ -62,18 +62,18 @@ class MemoryWitnesses:
 
 class MemoryWitness:
     def __init__(self) -> None:
-        self.told = Told()
+        self._mark: Mark | None = None
+        self._digests: dict[str, str] = {}
 
     async def read(self) -> Told:
-        return self.told
+        return Told(self._mark, dict(self._digests))
 
     async def begin(self, digests: Mapping[str, str], mark: Mark) -> None:
-        self.told = Told(mark, dict(digests))
+        self._digests, self._mark = dict(digests), mark
 
     async def add(self, writes: Sequence[Noted], mark: Mark) -> None:
-        digests = dict(self.told.digests)
-        _apply(digests, writes)
-        self.told = Told(mark, digests)
+        _apply(self._digests, writes)
+        self._mark = mark
 
 
 class FolderWitnesses:

@@ -257,12 +257,11 @@ def accept(
 
 async def _accept(buckets: list[str], url: str) -> dict[str, int]:
     from slackwater.common.bus.nats import NatsBus
+    from slackwater.common.store.rebuilding import rebuild
 
     for bucket in buckets:
         if not _is_own(bucket):
             raise Rejected(f"bucket {bucket!r} is not one that a service writes alone")
-    from slackwater.common.store.rebuilding import rebuild
-
     bus = await NatsBus.connect(url, "operator", credentials=credentials())
     try:
         await _refuse_where_used(bus, ("master", "controller", "slabd"))

@@ -19,7 +19,6 @@ from slackwater.common.base.errors import RecordsMissing, RolledBack
 from slackwater.common.bus.nats import NatsBus
 from slackwater.common.bus.server import NatsServer
 from slackwater.common.shell.definition import ServiceDefinition
-from slackwater.common.shell.known import values
 from slackwater.common.shell.own_buckets import OwnBuckets
 from slackwater.common.shell.peers import Peers
 from slackwater.common.shell.world import World, live_world
@@ -245,5 +244,5 @@ async def test_a_rebuilding_that_was_cut_short_is_ended_by_the_next(tmp_path: Pa
                 last = await second.put(key, value, expected_last=last)
             await remove(bus, f"KV_{BUCKET}")
             await rebuild(bus, BUCKET)
-            assert values(await (await store.bucket(BUCKET)).load()) == life.written
+            assert (await (await store.bucket(BUCKET)).load()).records == life.written
             assert await streams(bus) == [f"KV_{BUCKET}"]
