@@ -14,6 +14,11 @@ from slackwater.schemas.service import BREACHES_MAX
 MESSAGE_BYTES_MAX: Final = 512 * 1024
 """NATS takes 1 MiB; bulk data never rides on a message."""
 REQUEST_TIMEOUT_S: Final = 5.0
+REQUEST_ATTEMPT_S: Final = 1.0
+"""Seconds after which a request that nobody has answered is sent again, then after twice as long
+each time: whoever was asked may have been killed with it."""
+REQUEST_SOON_S: Final = 0.25
+"""The same after a repetition that found nobody there."""
 RETRY_BUDGET_S: Final = 60.0
 RETRY_WAIT_S_MIN: Final = 0.05
 RETRY_WAIT_S_MAX: Final = 2.0
@@ -438,7 +443,7 @@ MODEL_BLOCKS_MAX: Final = 4096
 """Blocks of training data in it."""
 
 assert BREACHES_KEPT * (BREACH_BYTES_MAX + 4 * BREACH_ERROR_CHARS + 1024) <= RECORD_BYTES_MAX
-assert REQUEST_TIMEOUT_S < RETRY_BUDGET_S
+assert REQUEST_ATTEMPT_S < REQUEST_TIMEOUT_S < RETRY_BUDGET_S
 assert HEARTBEAT_S * 3 <= LOST_AFTER_S <= LEASE_S
 assert RECORD_BYTES_MAX <= LIST_BYTES_MAX < MESSAGE_BYTES_MAX
 assert RECORD_BYTES_MAX < STORE_READ_BYTES_MAX

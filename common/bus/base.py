@@ -120,8 +120,17 @@ class Bus(Protocol):
     async def publish(self, subject: str, payload: bytes) -> None: ...
 
     async def request(
-        self, subject: str, payload: bytes, *, timeout_s: float, json: bool = False
-    ) -> bytes: ...
+        self,
+        subject: str,
+        payload: bytes,
+        *,
+        timeout_s: float,
+        json: bool = False,
+        again: bool = True,
+    ) -> bytes:
+        """Send it, wait for the answer, and send it again meanwhile (repeats.py), unless `again`
+        says that its answer takes long on purpose."""
+        ...
 
     async def subscribe(self, pattern: str, handler: Handler) -> Subscription:
         """Deliver in order, one at a time per subscription; when more than

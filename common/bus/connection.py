@@ -6,9 +6,12 @@ asked for, no credential is sent to a server that does not encrypt: the library 
 in clear text.
 """
 
+import asyncio
 import logging
 import re
 import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import nats.errors
@@ -161,3 +164,17 @@ def unanswered(url: str, why: Exception | None) -> Unavailable:
         f"no nats-server answers at {url} ({why or 'no answer'}); start one there "
         "(`slackwater up` starts one with a cluster), or give the right URL"
     )
+
+
+@contextmanager
+def cancellable() -> Iterator[None]:
+    """Raise a cancellation that the client's flush has swallowed. It waits by `asyncio.wait_for`,
+    which prefers a result or an error to a cancellation that comes with it; without this the
+    cancelled task would go on."""
+    task = asyncio.current_task()
+    before = 0 if task is None else task.cancelling()
+    try:
+        yield
+    finally:
+        if task is not None and task.cancelling() > before:
+            raise asyncio.CancelledError

@@ -9,9 +9,8 @@ import asyncio
 import random
 from collections.abc import Callable, Sequence
 from contextvars import copy_context
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Protocol
 
 from slackwater.common.base import codec, limits, tracing
 from slackwater.common.base.clock import Clock, LiveClock
@@ -33,7 +32,9 @@ from slackwater.common.bus.base import (
     Subscription,
 )
 from slackwater.common.bus.dispatch import EndpointWorker, Mailbox
+from slackwater.common.bus.faults import Faults
 from slackwater.common.bus.micro import QUEUE_GROUP, VERBS, MicroService
+from slackwater.common.bus.repeats import AGAIN, Asked
 from slackwater.schemas.permissions import Grants
 
 _ROUTES_MAX = 65_536
@@ -41,47 +42,6 @@ _ROUTES_MAX = 65_536
 
 Trace = Callable[[float, str, str, str, bytes], None]
 """(when, sender, receiver, subject, payload) of every delivery, for a log of the whole system."""
-
-
-class Faults(Protocol):
-    def copies(self, sender: str, receiver: str, subject: str) -> Sequence[float]:
-        """The delay of each copy that arrives: () loses the message, (0.0,) is a good network."""
-        ...
-
-
-@dataclass
-class SeededFaults:
-    """Random loss, repetition and delay, and partitions between named clients."""
-
-    rng: random.Random
-    drop: float = 0.0
-    duplicate: float = 0.0
-    delay_s_max: float = 0.0
-    """Every copy is delayed by up to this: messages overtake one another."""
-    _cut: set[frozenset[str]] = field(default_factory=set)
-    _isolated: set[str] = field(default_factory=set)
-
-    def copies(self, sender: str, receiver: str, subject: str) -> Sequence[float]:
-        if sender != receiver and (
-            frozenset((sender, receiver)) in self._cut
-            or sender in self._isolated
-            or receiver in self._isolated
-        ):
-            return ()
-        if self.drop and self.rng.random() < self.drop:
-            return ()
-        count = 2 if self.duplicate and self.rng.random() < self.duplicate else 1
-        return [self.rng.uniform(0.0, self.delay_s_max) for _ in range(count)]
-
-    def cut(self, one: str, other: str) -> None:
-        self._cut.add(frozenset((one, other)))
-
-    def isolate(self, name: str) -> None:
-        self._isolated.add(name)
-
-    def heal(self) -> None:
-        self._cut.clear()
-        self._isolated.clear()
 
 
 @dataclass(eq=False, slots=True)
@@ -271,7 +231,7 @@ class MemoryBus:
         self._broker = broker
         self._closed = False
         self._instances = 0
-        self._inbox: dict[str, asyncio.Future[bytes]] = {}
+        self._asked: dict[str, Asked[bytes]] = {}
         self._mailboxes: dict[_Interest, Mailbox] = {}
         self._workers: dict[_Interest, EndpointWorker] = {}
 
@@ -290,29 +250,45 @@ class MemoryBus:
         self._send(subject, payload, "", codec.looks_like_json(payload))
 
     async def request(
-        self, subject: str, payload: bytes, *, timeout_s: float, json: bool = False
+        self,
+        subject: str,
+        payload: bytes,
+        *,
+        timeout_s: float,
+        json: bool = False,
+        again: bool = True,
     ) -> bytes:
         self._check_sending(subject, payload)
         self.counters.requested += 1
-        return await tracing.ask(subject, lambda: self._request(subject, payload, timeout_s, json))
+        ask = partial(self._request, subject, payload, timeout_s, json, again)
+        return await tracing.ask(subject, ask)
 
-    async def _request(self, subject: str, payload: bytes, timeout_s: float, json: bool) -> bytes:
+    async def _request(
+        self, subject: str, payload: bytes, timeout_s: float, json: bool, again: bool
+    ) -> bytes:
         token = self._broker.new_inbox(self.name)
-        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._inbox[token] = answer
+        is_json = json or codec.looks_like_json(payload)
+
+        async def send_again() -> None:
+            if not self._send(subject, payload, token + AGAIN, is_json):
+                asked.nobody()
+
+        asked = Asked[bytes](subject, send_again if again else None)
+        self._asked[token] = asked
         self._broker.inboxes[token] = self
         try:
-            if not self._send(subject, payload, token, json or codec.looks_like_json(payload)):
+            if not self._send(subject, payload, token, is_json):
                 raise NobodyThere(f"{subject}: nobody answers there", limits.RETRY_WAIT_S_MIN)
             async with asyncio.timeout(timeout_s):
-                return await answer
+                return await asked.answer
         except TimeoutError as error:
             raise DeadlineExceeded(
                 f"{subject}: no answer within {timeout_s:g} s; it may still have been acted on",
                 limits.RETRY_WAIT_S_MIN,
             ) from error
         finally:
-            del self._inbox[token], self._broker.inboxes[token]
+            asked.end()
+            del self._asked[token], self._broker.inboxes[token]
 
     async def subscribe(self, pattern: str, handler: Handler) -> Subscription:
         self._check_open(pattern)
@@ -357,7 +333,7 @@ class MemoryBus:
         for mailbox in self._mailboxes.values():
             await mailbox.drain(max(0.0, deadline_s - self._broker.clock.now_s()))
         self._closed = True
-        for answer in self._inbox.values():
+        for answer in (each.answer for each in self._asked.values()):
             if not answer.done():  # It cannot come any more: nobody waits until the deadline.
                 lost = f"{self.name} was closed before the answer; it may still have been acted on"
                 answer.set_exception(DeadlineExceeded(lost, limits.RECONNECT_WAIT_S))
@@ -384,21 +360,22 @@ class MemoryBus:
         self._answer(reply_to, answer)
 
     def _answer(self, reply_to: str, answer: Answer) -> None:
-        requester = self._broker.inboxes.get(reply_to)
+        requester = self._broker.inboxes.get(reply_to.removesuffix(AGAIN))
         if requester is None:
             return  # No answer is wanted, or not any more.
         if not self.connected:
             self.counters.dropped += 1
             return
         self.counters.answered += 1
+        code = answer.code if isinstance(answer, Failed) else 0
         payload = answer.payload if isinstance(answer, Failed) else answer
-        take = partial(requester._receive_answer, reply_to, payload)
+        take = partial(requester._receive_answer, reply_to, payload, code)
         self._broker.deliver(self.name, requester, reply_to, payload, take)
 
-    def _receive_answer(self, token: str, payload: bytes) -> None:
-        answer = self._inbox.get(token)
-        if answer is not None and not answer.done():  # Else it is late, or a repetition.
-            answer.set_result(payload)
+    def _receive_answer(self, token: str, payload: bytes, code: int) -> None:
+        asked = self._asked.get(token.removesuffix(AGAIN))
+        if asked is not None:  # Else it is late.
+            asked.take(payload, again=token.endswith(AGAIN), code=code)
 
     def _listen(self, pattern: str, queue: str, take: Callable[[Delivery, str], None]) -> _Interest:
         interest = _Interest(tuple(pattern.split(".")), queue, self, take)

@@ -6,8 +6,8 @@ mapped here.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import nats.errors
@@ -42,6 +42,7 @@ from slackwater.common.bus.connection import (
     ConnectionLost,
     Forbidden,
     SecuredClient,
+    cancellable,
     distrusted,
     distrusts,
     forbidden,
@@ -58,24 +59,11 @@ from slackwater.common.bus.micro import (
     VERBS,
     MicroService,
 )
+from slackwater.common.bus.repeats import AGAIN, Asked
 from slackwater.common.bus.server import check_version
 
 _log = structlog.get_logger()
 _JSON_HEADERS = {"Content-Type": codec.CONTENT_TYPE_JSON}
-
-
-@contextmanager
-def _cancellable() -> Iterator[None]:
-    """Raise a cancellation that the client's flush has swallowed. It waits by `asyncio.wait_for`,
-    which prefers a result or an error to a cancellation that comes with it; without this the
-    cancelled task would go on."""
-    task = asyncio.current_task()
-    before = 0 if task is None else task.cancelling()
-    try:
-        yield
-    finally:
-        if task is not None and task.cancelling() > before:
-            raise asyncio.CancelledError
 
 
 class NatsBus:
@@ -93,10 +81,8 @@ class NatsBus:
         self._last_error: Exception | None = None
         self._inbox = ""
         self._asked = 0
-        self._answers: dict[str, asyncio.Future[Msg]] = {}
+        self._open: dict[str, Asked[Msg]] = {}
         """Requests that are not answered yet, by the last token of their inbox."""
-        self._asked_of: dict[str, str] = {}
-        """The subjects of these requests."""
         self._refused = asyncio.Event()
         """The server knows us, and will not have us; or it is not to be trusted."""
         self._only_server = False
@@ -183,13 +169,19 @@ class NatsBus:
             raise self._mapped(error, subject) from error
 
     async def request(
-        self, subject: str, payload: bytes, *, timeout_s: float, json: bool = False
+        self,
+        subject: str,
+        payload: bytes,
+        *,
+        timeout_s: float,
+        json: bool = False,
+        again: bool = True,
     ) -> bytes:
         usual = _JSON_HEADERS if json else None
         answer = await tracing.ask(
             subject,
             lambda: self.call(
-                subject, payload, timeout_s=timeout_s, headers=tracing.headers(usual)
+                subject, payload, timeout_s=timeout_s, headers=tracing.headers(usual), again=again
             ),
         )
         data: bytes = answer.data
@@ -207,36 +199,47 @@ class NatsBus:
         *,
         timeout_s: float,
         headers: dict[str, str] | None = None,
+        again: bool = False,
     ) -> Msg:
         """A request as NATS has it, headers and all; `request` and the store are made of it."""
         self._check_sending(subject, payload)
         self.counters.requested += 1
         # Not the library's `request`, which makes a random name, a timer and a task's wait of each.
-        loop = asyncio.get_running_loop()
         self._asked += 1
-        token, answer = str(self._asked), loop.create_future()
-        self._answers[token], self._asked_of[token] = answer, subject
-        late = loop.call_later(timeout_s, _end, answer, nats.errors.TimeoutError())
+        token = str(self._asked)
+        reply_to = f"{self._inbox}.{token}"
+        send = partial(self.client.publish, subject, payload, headers=headers)
+        asked = Asked[Msg](subject, partial(send, reply=reply_to + AGAIN) if again else None)
+        self._open[token] = asked
+        late = asyncio.get_running_loop().call_later(
+            timeout_s, _end, asked.answer, nats.errors.TimeoutError()
+        )
         try:
-            reply_to = f"{self._inbox}.{token}"
-            await self.client.publish(subject, payload, reply=reply_to, headers=headers)
-            message: Msg = await answer
-            if not message.data and _status(message) == NO_RESPONDERS_STATUS:
+            await send(reply=reply_to)
+            message = await asked.answer
+            if _nobody(message):
                 raise nats.errors.NoRespondersError
         except nats.errors.Error as error:
             raise self._mapped(error, subject, timeout_s) from error
         finally:
             late.cancel()
-            del self._answers[token], self._asked_of[token]
+            asked.end()
+            del self._open[token]
         return message
 
     async def _open_answers(self) -> None:
         """Subscribe to the answers to `call`."""
 
         async def deliver(message: Msg) -> None:
-            answer = self._answers.get(message.subject.rpartition(".")[2])
-            if answer is not None and not answer.done():  # Else it is late, or a repetition.
-                answer.set_result(message)
+            token = message.subject.rpartition(".")[2]
+            again = token.endswith(AGAIN)
+            asked = self._open.get(token.removesuffix(AGAIN))
+            if asked is None:
+                return  # It is late.
+            if again and _nobody(message):
+                asked.nobody()
+            else:
+                asked.take(message, again=again, code=_code(message))
 
         self._inbox = self.client.new_inbox()
         await self._listen(f"{self._inbox}.*", deliver)
@@ -284,7 +287,7 @@ class NatsBus:
             # The library's flush writes its PING past the commands that still wait in its buffer:
             # without this the PONG proves nothing, and a service that says it is ready is not.
             await self.client._flush_pending(force_flush=True)
-            with _cancellable():
+            with cancellable():
                 await self.client.flush(timeout=round(limits.REQUEST_TIMEOUT_S))
         except nats.errors.Error as error:
             raise self._mapped(error, "flush", limits.REQUEST_TIMEOUT_S) from error
@@ -423,9 +426,9 @@ class NatsBus:
 
     def _forbid(self, listens: bool, subject: str) -> None:
         self.counters.forbidden += 1
-        waiting = [token for token, asked in self._asked_of.items() if asked.lower() == subject]
-        for token in waiting:  # The server did not pass them on: nobody will answer.
-            _end(self._answers[token], Forbidden())
+        waiting = [each for each in self._open.values() if each.subject.lower() == subject]
+        for each in waiting:  # The server did not pass them on: nobody will answer.
+            _end(each.answer, Forbidden())
         if listens:
             self._unheard = subject
         if listens or not waiting:
@@ -436,7 +439,7 @@ class NatsBus:
         self.client._pending.clear()
         self.client._pending_data_size = 0
         # No answer can arrive any more: who waits for one need not wait for the deadline.
-        for answer in (*self._answers.values(), *self.client._pongs):
+        for answer in (*(each.answer for each in self._open.values()), *self.client._pongs):
             _end(answer, ConnectionLost())
 
     async def _note_reconnect(self) -> None:
@@ -455,8 +458,15 @@ def _end(answer: "asyncio.Future[Any]", error: Exception) -> None:
         answer.exception()  # Marks the error as seen: the waiter may be gone.
 
 
-def _status(message: Msg) -> str:
-    return "" if message.headers is None else message.headers.get("Status", "")
+def _nobody(message: Msg) -> bool:
+    """Say whether the server itself answered: nobody listens to the request's subject."""
+    status = "" if message.headers is None else message.headers.get("Status")
+    return not message.data and status == NO_RESPONDERS_STATUS
+
+
+def _code(message: Msg) -> int:
+    code = "" if message.headers is None else message.headers.get(ERROR_CODE_HEADER, "")
+    return int(code) if code.isdigit() else 0
 
 
 class Inbox:

@@ -217,7 +217,13 @@ class RelayBus:
         await self._send(subject, number, frame(told, payload), limits.REQUEST_TIMEOUT_S)
 
     async def request(
-        self, subject: str, payload: bytes, *, timeout_s: float, json: bool = False
+        self,
+        subject: str,
+        payload: bytes,
+        *,
+        timeout_s: float,
+        json: bool = False,
+        again: bool = True,
     ) -> bytes:
         if json:
             raise Rejected(f"{subject}: the worker service passes on msgpack alone")

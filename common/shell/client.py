@@ -72,11 +72,16 @@ class Client:
         self._budget_s = budget_s
         self._rng = rng or Random()
 
-    async def ask(self, subject: str, message: Message, answer: type[M]) -> M:
+    async def ask(
+        self, subject: str, message: Message, answer: type[M], *, again: bool = True
+    ) -> M:
+        """Send a command. Not `again`: its answer takes long on purpose (Bus.request)."""
         payload = codec.encode(message)
 
         async def once() -> M:
-            raw = await self.bus.request(subject, payload, timeout_s=limits.REQUEST_TIMEOUT_S)
+            raw = await self.bus.request(
+                subject, payload, timeout_s=limits.REQUEST_TIMEOUT_S, again=again
+            )
             reply: M | Refused = codec.decode(raw, answer | Refused)
             if isinstance(reply, Refused):
                 if reply.retry_after_s > 0:

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from slackwater.common.base.clock import Clock, LiveClock
 from slackwater.common.bus.access import Credentials
 from slackwater.common.bus.base import Bus
-from slackwater.common.bus.memory import Faults, MemoryBroker, Trace
+from slackwater.common.bus.faults import Faults
+from slackwater.common.bus.memory import MemoryBroker, Trace
 from slackwater.common.bus.nats import NatsBus
 from slackwater.common.shell.simulated_loop import SimClock, SimLoop
 from slackwater.common.store.base import Store

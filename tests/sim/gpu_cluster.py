@@ -11,7 +11,7 @@ from math import ceil
 from typing import Any, Protocol
 
 from slackwater.common.base import codec
-from slackwater.common.bus.memory import SeededFaults
+from slackwater.common.bus.faults import SeededFaults
 from slackwater.common.shell import ServiceDefinition
 from slackwater.common.shell.client import Client
 from slackwater.common.shell.world import SimWorld, World

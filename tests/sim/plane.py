@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from slackwater.common.base.codec import decode
 from slackwater.common.base.errors import Rejected
-from slackwater.common.bus.memory import Faults
+from slackwater.common.bus.faults import Faults
 from slackwater.common.shell.client import Client
 from slackwater.common.shell.world import World
 from slackwater.common.store.memory import StoreFaults

@@ -25,7 +25,7 @@ from slackwater.agent.session import Session
 from slackwater.common.base import limits
 from slackwater.common.base.errors import SlackwaterError
 from slackwater.common.bus.access import Access
-from slackwater.common.bus.memory import SeededFaults
+from slackwater.common.bus.faults import SeededFaults
 from slackwater.common.shell import ServiceDefinition
 from slackwater.common.shell.client import Client
 from slackwater.common.shell.world import SimWorld, World

@@ -6,7 +6,7 @@ import random
 import pytest
 from tests.sim.plane import SHARE, all_done, check_settled, job, plane, settle
 
-from slackwater.common.bus.memory import SeededFaults
+from slackwater.common.bus.faults import SeededFaults
 from slackwater.common.shell.simulated_loop import run_simulated
 from slackwater.common.store.memory import SeededStoreFaults
 from slackwater.schemas.cluster import AllocationEvent

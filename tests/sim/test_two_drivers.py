@@ -25,7 +25,7 @@ from tests.sim.gpu_cluster import (
 )
 from tests.sim.submissions import submission
 
-from slackwater.common.bus.memory import SeededFaults
+from slackwater.common.bus.faults import SeededFaults
 from slackwater.common.shell.simulated_loop import run_simulated
 from slackwater.loadgen.simulator.gpu.cluster import Cluster
 from slackwater.loadgen.simulator.gpu.engine import Engine

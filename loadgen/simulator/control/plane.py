@@ -13,7 +13,7 @@ from typing import Any
 
 from slackwater.common.base.codec import encode
 from slackwater.common.base.effects import Effect, Recovered, Reply, Requested
-from slackwater.common.bus.memory import Faults
+from slackwater.common.bus.faults import Faults
 from slackwater.common.shell import ServiceDefinition
 from slackwater.common.shell.client import Client
 from slackwater.common.shell.world import SimWorld, World

@@ -268,7 +268,7 @@ class Worker:
         )  # fmt: skip
         while True:
             try:
-                return await self._client.ask(self._subject(), asked, LogPiece)
+                return await self._client.ask(self._subject(), asked, LogPiece, again=not patient)
             except SlackwaterError as error:
                 if not self._heard and await self._hear():
                     continue

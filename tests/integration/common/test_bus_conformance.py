@@ -331,6 +331,106 @@ async def test_no_answer_is_a_deadline(ends: Ends) -> None:
     gate.set()  # The answer comes too late for anybody, and harms nobody.
 
 
+@pytest.fixture
+def soon_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests that nobody has answered are sent again after 50 ms."""
+    monkeypatch.setattr(limits, "REQUEST_ATTEMPT_S", 0.05)
+    monkeypatch.setattr(limits, "REQUEST_SOON_S", 0.05)
+
+
+@pytest.mark.usefixtures("soon_again")
+async def test_a_request_that_went_with_a_killed_service_is_sent_again(ends: Ends) -> None:
+    asked: list[int] = []
+
+    async def respond(delivery: Delivery) -> Answer:
+        asked.append(number_in(delivery))
+        if len(asked) == 1:
+            await asyncio.get_running_loop().create_future()  # Killed: this one is never answered.
+        return echo_number(delivery)
+
+    await ends.answering(respond)
+    answer = await ends.ask(7)
+    assert isinstance(answer, Ok)
+    assert (answer.epoch, asked) == (7, [7, 7])
+    await asyncio.sleep(0.2)
+    assert asked == [7, 7]  # And not once more after the answer.
+
+
+@pytest.mark.usefixtures("soon_again")
+async def test_a_copy_that_is_refused_for_now_does_not_end_a_request_in_progress(
+    ends: Ends,
+) -> None:
+    copies = 0
+
+    async def respond(delivery: Delivery) -> Answer:
+        nonlocal copies
+        copies += 1
+        if copies > 1:
+            return failure(Refused(reason="busy", retry_after_s=1.0), json=False)
+        await asyncio.sleep(0.3)
+        return echo_number(delivery)
+
+    await ends.answering(respond)
+    answer = await ends.ask(3)
+    assert isinstance(answer, Ok)
+    assert answer.epoch == 3
+    assert copies >= 3
+
+
+@pytest.mark.usefixtures("soon_again")
+async def test_a_copy_that_is_refused_for_good_is_the_answer(ends: Ends) -> None:
+    copies = 0
+
+    async def respond(_: Delivery) -> Answer:
+        nonlocal copies
+        copies += 1
+        if copies == 1:
+            await asyncio.get_running_loop().create_future()
+        return failure(Refused(reason="no such job"), json=False)
+
+    await ends.answering(respond)
+    answer = await ends.ask()
+    assert isinstance(answer, Refused)
+    assert answer.reason == "no such job"
+
+
+@pytest.mark.usefixtures("soon_again")
+async def test_a_service_that_ends_still_answers_what_it_had_begun(ends: Ends) -> None:
+    """Copies find nobody there meanwhile."""
+    begun = asyncio.Event()
+
+    async def respond(delivery: Delivery) -> Answer:
+        begun.set()
+        await asyncio.sleep(0.4)
+        return echo_number(delivery)
+
+    await ends.answering(respond)
+    asking = asyncio.ensure_future(ends.ask(5))
+    await begun.wait()
+    await ends.server.stop_serving()
+    answer = await asking
+    assert isinstance(answer, Ok)
+    assert answer.epoch == 5
+
+
+@pytest.mark.usefixtures("soon_again")
+async def test_an_answer_that_takes_long_on_purpose_is_asked_for_once(
+    connect: Connect, unique: str
+) -> None:
+    copies = 0
+
+    async def respond(_: Delivery) -> Answer:
+        nonlocal copies
+        copies += 1
+        await asyncio.sleep(0.3)
+        return b"late"
+
+    server, client = await connect("server"), await connect("client")
+    await server.serve(INFO, [endpoint(f"{unique}.act", respond)])
+    answer = await client.request(f"{unique}.act", b"x", timeout_s=5.0, again=False)
+    assert (answer, copies) == (b"late", 1)
+
+
 async def test_who_is_cancelled_ends_whatever_has_been_answered(ends: Ends) -> None:
     """At any moment, that of the answer, or of the news that nobody is there, among them."""
     await ends.answering(echo_later)

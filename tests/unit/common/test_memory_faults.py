@@ -11,7 +11,7 @@ import pytest
 from slackwater.common.base import codec, limits
 from slackwater.common.base.errors import DeadlineExceeded, Unavailable
 from slackwater.common.bus.base import Delivery, Endpoint, ServiceInfo
-from slackwater.common.bus.memory import SeededFaults
+from slackwater.common.bus.faults import SeededFaults
 from slackwater.common.shell.simulated_loop import run_simulated
 from slackwater.common.shell.world import SimWorld, World
 from slackwater.common.store.base import Entry, SequenceConflict

@@ -14,7 +14,7 @@ import pytest
 from slackwater.common.base import codec
 from slackwater.common.base.errors import Fatal, Retryable
 from slackwater.common.bus.base import Delivery, Endpoint, ServiceInfo
-from slackwater.common.bus.memory import SeededFaults
+from slackwater.common.bus.faults import SeededFaults
 from slackwater.common.shell.simulated_loop import SIM_START_S, run_simulated
 from slackwater.common.shell.world import SimWorld, World
 from slackwater.common.store.base import SequenceConflict
