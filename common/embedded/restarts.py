@@ -1,6 +1,8 @@
 """How often a process ended of late: what decides whether it is started again."""
 
+import signal
 from collections import deque
+from typing import Final
 
 from slackwater.common.base import limits
 from slackwater.common.native.cgroup import FOR_MEMORY
@@ -22,6 +24,15 @@ class RecentEnds:
         while self._at_s[0] < now_s - limits.RESTART_WINDOW_S:
             self._at_s.popleft()
         return len(self._at_s)
+
+
+_FROM_OUTSIDE: Final = (-signal.SIGKILL, -signal.SIGTERM)
+
+
+def quick_ends(before: int, code: int, settled: bool) -> int:
+    """Count the ends in quick succession, this one included, that make the next start wait.
+    `settled`: it had been ready for a while. One that was killed would not end so by itself."""
+    return 0 if settled or code in _FROM_OUTSIDE else before + 1
 
 
 def described(code: int, for_memory: bool = False) -> str:

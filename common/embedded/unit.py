@@ -23,7 +23,7 @@ from slackwater.common.base.errors import ConfigRejected, Fatal, SlackwaterError
 from slackwater.common.base.failpoints import VARIABLE
 from slackwater.common.embedded import launch
 from slackwater.common.embedded.notify import FdStore, NotifySocket
-from slackwater.common.embedded.restarts import RecentEnds, described, too_often
+from slackwater.common.embedded.restarts import RecentEnds, described, quick_ends, too_often
 from slackwater.common.native.cgroup import MemoryKills
 
 State = Literal["stopped", "starting", "ready", "restarting", "stopping", "failed"]
@@ -52,7 +52,8 @@ class UnitSpec:
     stop_s: float = limits.DRAIN_S
     restarts_max: int = limits.RESTARTS_MAX
     restart_wait_s: float = limits.RESTART_WAIT_S
-    """Seconds before the first restart; doubled by every further end in quick succession."""
+    """Seconds before the first restart, and after a kill; doubled by every further end of its own
+    in quick succession."""
     restart_wait_s_max: float = limits.RESTART_WAIT_S_MAX
     """Where the doubling stops."""
     oom_score_adj: int = 0
@@ -322,7 +323,7 @@ class Unit:
         now_s = time.monotonic()
         self._was_ready = self._was_ready or self._ready_s > 0
         settled = self._ready_s > 0 and now_s - self._ready_s >= limits.SETTLED_S
-        self._quick_ends = 0 if settled else self._quick_ends + 1
+        self._quick_ends = quick_ends(self._quick_ends, code, settled)
         self._ready_s = 0.0
         if code == 0 or self._stopping:
             return False

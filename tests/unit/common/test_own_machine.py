@@ -12,7 +12,7 @@ from slackwater.common.base.errors import ConfigRejected
 from slackwater.common.base.file_lock import FileLock
 from slackwater.common.base.private_files import kept_token, private_folder, write_private
 from slackwater.common.bus.access import carries_identity, shown
-from slackwater.common.embedded.restarts import RecentEnds, described, too_often
+from slackwater.common.embedded.restarts import RecentEnds, described, quick_ends, too_often
 
 DAY_S = 86_400.0
 
@@ -91,3 +91,9 @@ def test_ends_are_counted_within_a_while_and_not_for_ever() -> None:
     counted = [in_a_minute.add(1000.0 + n * 2.0) for n in range(most + 1)]
     assert counted[-1] == most + 1
     assert too_often(21, described(-9)) == "ended 21 times within 60 s, the last time with signal 9"
+
+
+def test_a_service_that_was_killed_is_started_anew_at_once_however_often() -> None:
+    assert quick_ends(0, -9, settled=False) == quick_ends(3, -15, settled=False) == 0
+    assert quick_ends(3, 1, settled=False) == quick_ends(3, -11, settled=False) == 4
+    assert quick_ends(3, 1, settled=True) == 0
