@@ -16,6 +16,7 @@ from slackwater.schemas.base import (
     Cores,
     Count,
     IdText,
+    JobId,
     LossLimit,
     Name,
     NodeId,
@@ -325,6 +326,26 @@ class JobSpec(Record, kw_only=True, frozen=True):
     def processes(self, held: int) -> int:
         """Count its processes on so many GPUs; on slots: one each."""
         return -(-held * self.workers // self.gpus) if self.gpus else held
+
+
+ENDED_TOGETHER_MAX: Final = 64
+
+
+class EndedJob(Record, kw_only=True, frozen=True):
+    """A job that ended and whose own record the master has dropped."""
+
+    id: JobId
+    spec: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]
+    """The digest of its specification."""
+    state: JobState
+    run: Run = 0
+    ended_s: Seconds = 0.0
+
+
+class EndedJobs(Record, kw_only=True, frozen=True):
+    """Some of them: a key of the bucket `ended`."""
+
+    jobs: Annotated[tuple[EndedJob, ...], msgspec.Meta(max_length=ENDED_TOGETHER_MAX)]
 
 
 class JobRecord(Record, kw_only=True, frozen=True):

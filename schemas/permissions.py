@@ -148,7 +148,7 @@ class Grants(NamedTuple):
 def buckets_of(service: Service, id: str) -> tuple[str, ...]:
     """Name the buckets whose only writer this instance is."""
     named = {
-        "master": ("jobs", "nodes", "policies", "usage", "scaling"),
+        "master": ("jobs", "nodes", "policies", "usage", "scaling", "ended"),
         "controller": (f"placements_{id}", f"drains_{id}"),
         "slabd": (f"lender_{id}",),
         "device": (f"device_{id}",),

@@ -162,6 +162,8 @@ class WorkerExited(Message, kw_only=True, frozen=True, tag="worker.exited"):
     node: NodeId
     code: Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
     """The rank's exit code; below 0: the signal that killed it."""
+    code_known: bool = True
+    """False: nobody was left to write the code, or it could not be written."""
     result: Text = ""
     """The result that it left; if it failed, the last line of its log."""
     attempt: Count = 0

@@ -93,6 +93,12 @@ def on_delay_over(state: State, key: RankDue) -> None:
 def death(exited: WorkerExited) -> str:
     """Say how the rank ended: its signal or exit code, and what it said last."""
     who, said = f"rank {exited.rank} on {exited.node}", exited.result[:1024]
+    if not exited.code_known:
+        said = f"; its log ends with: {said}" if said else ""
+        return (
+            f"{who} ended, and its exit code is not known: it was killed with all its processes, "
+            f"or its node's disk is full; whether it had completed is for you to see{said}"
+        )
     if exited.code > 0:
         said = f": {said}" if said else ", and printed nothing"
         return f"{who} ended with exit code {exited.code}{said}"

@@ -78,7 +78,7 @@ from slackwater.services.worker.events import (
 )
 from slackwater.services.worker.rank_state import Rank as _Rank
 from slackwater.services.worker.rank_state import Reserved as _Reserved
-from slackwater.services.worker.rank_state import run
+from slackwater.services.worker.rank_state import run, said
 
 STOPPED_S: Final = 60.0
 """Seconds for which an attempt that was told to stop is not begun by an order that comes late: no
@@ -357,7 +357,7 @@ class WorkerCore:
         rank = self._ranks.get((JobId(message.job), message.rank))
         if rank is None:
             return Reply(token, Refused(reason=no_log(self._node, message)))
-        return ReadRankLog(token, message, tenant, rank.attempt, rank.over, rank.code)
+        return ReadRankLog(token, message, tenant, rank.attempt, rank.over, said(rank.code))
 
     def _look_at(self, token: int, message: LookAtRank) -> Effect:
         rank = self._ranks.get((JobId(message.job), message.rank))
@@ -442,7 +442,8 @@ class WorkerCore:
             job=rank.job,
             rank=rank.rank,
             node=self._node,
-            code=rank.code,
+            code=said(rank.code),
+            code_known=rank.code is not None,
             result=rank.result,
             attempt=rank.attempt,
         )

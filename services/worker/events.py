@@ -21,7 +21,7 @@ class Found:
     state: RankState
     workers: int = 1
     program: tuple[str, ...] = ()
-    code: int = 0
+    code: int | None = 0
     result: str = ""
     attempt: int = 0
     """How often the rank was started before."""
@@ -50,7 +50,8 @@ class ProcessExited:
 
     job: JobId
     rank: int
-    code: int
+    code: int | None
+    """None: it is not known."""
     result: str
     attempt: int = 0
 

@@ -65,8 +65,6 @@ _OF_ALL_ATTEMPTS: Final = ("intent.json", "log")
 _OF_AN_ATTEMPT: Final = (
     "process", "logger", "token", "stacks", "own", "result.json", "exit", "exit-*", "reported",
 )  # fmt: skip
-CODE_UNKNOWN: Final = -9
-"""Leader and program were killed together: nobody was left to write the code."""
 _LOGGERS: Final[list[subprocess.Popen[bytes]]] = []
 """Children of this process that it must wait for."""
 
@@ -237,11 +235,10 @@ class RankFiles:
             return None  # Being written just now.
         return Identity(boot_id.strip(), int(line.split(" ", 1)[0]), int(fields[19]))
 
-    def outcome(self) -> tuple[int, str]:
-        """The exit code, and the program's result or the reason of its failure."""
+    def outcome(self) -> tuple[int | None, str]:
+        """The exit code, and the program's result or the reason of its failure. None: leader and
+        program were killed together, or the disk did not take the code."""
         code = self.code()
-        if code is None:
-            return CODE_UNKNOWN, self.log.last_line()
         if code != 0:
             return code, self.log.last_line()
         return 0, self._result()

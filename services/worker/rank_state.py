@@ -1,5 +1,6 @@
 """Describe a rank that a worker service knows, and room that it keeps for ranks to come."""
 
+import signal
 from dataclasses import dataclass
 
 from slackwater.schemas.base import RUN_ATTEMPTS, JobId
@@ -31,7 +32,8 @@ class Rank:
     job: JobId
     rank: int
     state: RankState
-    code: int = 0
+    code: int | None = 0
+    """None: it is not known."""
     result: str = ""
     attempt: int = 0
     gpu_ids: tuple[str, ...] = ()
@@ -40,6 +42,11 @@ class Rank:
     @property
     def over(self) -> bool:
         return self.state in ("exited", "reported")
+
+
+def said(code: int | None) -> int:
+    """Return the code as messages have it, where one that is not known looks like a kill."""
+    return -signal.SIGKILL if code is None else code
 
 
 def run(rank: Rank, asked: StartWorkers | Found) -> RunRank:

@@ -393,10 +393,12 @@ class Processes:
             child.wait()
         await _logged(files)
         code, result = files.outcome()
-        if code == -signal.SIGKILL and self._memory_kills.rose():
+        if code in (None, -signal.SIGKILL) and self._memory_kills.rose():
+            code = -signal.SIGKILL
             result = f"{FOR_MEMORY}; its log ends with: {files.log.last_line() or 'nothing'}"
         assert self._port is not None
-        self._port.count("ranks_failed" if code else "ranks_ok")
+        failed = code is None or code
+        self._port.count("ranks_failed" if failed else "ranks_ok")
         self._post(ProcessExited(JobId(files.job), files.rank, code, result, files.attempt))
 
     async def _end_left_behind(self, files: RankFiles, identity: Identity) -> None:

@@ -1,5 +1,6 @@
 """Ranks that die: counted durably, started again after a while, each attempt once."""
 
+import msgspec
 import pytest
 from tests.unit.services.master.test_master_core import (
     Harness,
@@ -155,3 +156,17 @@ def test_a_job_that_was_cancelled_restarts_nothing() -> None:
 )
 def test_how_a_rank_ended_is_said_in_words(code: int, said: str, words: str) -> None:
     assert death(exited(1, code, said)) == words
+
+
+def test_an_exit_code_that_nobody_could_record_is_not_called_a_kill() -> None:
+    """The node's disk was full, or the whole process group was killed: it may have completed."""
+    unknown = msgspec.structs.replace(exited(1, -9, "saved"), code_known=False)
+    assert death(unknown) == (
+        "rank 1 on n1 ended, and its exit code is not known: it was killed with all its "
+        "processes, or its node's disk is full; whether it had completed is for you to see; its "
+        "log ends with: saved"
+    )
+    harness = running(restarts=1)
+    harness.ask(unknown)
+    assert harness.job("a").state == "running"
+    assert harness.job("a").restarts == {"1": 1}

@@ -18,7 +18,7 @@ from slackwater.services.worker.containment import Containment
 from slackwater.services.worker.effects import LookAtProgram, RunRank
 from slackwater.services.worker.events import Found
 from slackwater.services.worker.gpus import Inventory
-from slackwater.services.worker.processes import CODE_UNKNOWN, Intent, RankFiles, find
+from slackwater.services.worker.processes import Intent, RankFiles, find
 from slackwater.services.worker.shell import Processes
 
 LOG_BYTES_MAX = 8 * 1024**2
@@ -183,7 +183,7 @@ def test_a_group_that_was_killed_whole_has_no_code_but_an_end(tmp_path: Path) ->
     os.killpg(child.pid, signal.SIGKILL)
     ended(files, child)
     (found,) = find(tmp_path)
-    assert (found.state, found.code, found.result) == ("exited", CODE_UNKNOWN, "")
+    assert (found.state, found.code, found.result) == ("exited", None, "")
 
 
 def test_another_process_with_the_same_pid_is_not_ours(tmp_path: Path) -> None:
