@@ -21,7 +21,7 @@ from slackwater.services.master.gangs import processes
 from slackwater.services.master.jobs import Job, unfit, unknown
 from slackwater.services.master.keys import Order
 from slackwater.services.master.lifecycle import advance, answer_waiting
-from slackwater.services.master.rerun import begin_again, ending
+from slackwater.services.master.rerun import begin_again, ending, forgetting
 from slackwater.services.master.state import (
     JOBS_BUCKET,
     RETRY_S,
@@ -41,6 +41,10 @@ def admit(state: State, spec: JobSpec, now_s: float) -> Refused | None:
         if known.record.spec == spec:
             return None  # A retry: the first answer stands.
         return Refused(reason=_another_spec(known), code=CONFLICT)
+    if known is None and state.ended.known(spec) is not None:
+        return None  # The same, of a job that ended.
+    if taken := state.ended.taken(id):
+        return Refused(reason=taken, code=CONFLICT)
     if id in state.unreadable:
         return Refused(
             reason=f"the record of job {id} is damaged; restore key {id} of bucket {JOBS_BUCKET}, "
@@ -50,7 +54,7 @@ def admit(state: State, spec: JobSpec, now_s: float) -> Refused | None:
     refused = (
         state.no_room(spec)
         or _ignored(state, spec)
-        or (ending(state, known) if known is not None else None)
+        or (ending(state, known) if known is not None else forgetting(state, id))
     )
     if refused is not None:
         return refused
@@ -96,7 +100,8 @@ def register(state: State, token: int, message: RegisterJob, now_s: float) -> No
     if job is not None and job.record.sums and job.record.placement >= RUNS_MAX:
         refusal = Refused(reason=f"job {id} began {RUNS_MAX} attempts; submit it under another id")
     if job is None or refusal is not None:
-        state.reply(token, refusal or Refused(reason=unknown(id), code=NOT_FOUND))
+        reason = state.ended.taken(id) or unknown(id)
+        state.reply(token, refusal or Refused(reason=reason, code=NOT_FOUND))
         return
     job.heard_s = now_s
     if job.record.state == "pending" and job.by_hand:

@@ -22,6 +22,7 @@ from slackwater.schemas.base import AggregatorId, ClusterId, JobId
 from slackwater.schemas.cluster import ClusterReport, TenantUse
 from slackwater.schemas.jobs import JobSpec
 from slackwater.schemas.placement import Profile
+from slackwater.services.master.members import longest_silent, outdated
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +62,20 @@ class Clusters:
         """When this master began to listen."""
 
     def heard(self, report: ClusterReport, now_s: float) -> None:
-        if report.cluster in self._reports or len(self._reports) < CLUSTERS_MAX:
-            self._reports[report.cluster] = (report, now_s)
+        if report.cluster not in self._reports and len(self._reports) >= CLUSTERS_MAX:
+            oldest = longest_silent(self._seen_s(), now_s, LOST_AFTER_S)
+            if oldest is None:
+                return
+            del self._reports[oldest]
+        self._reports[report.cluster] = (report, now_s)
+
+    def tick(self, now_s: float) -> None:
+        """Forget clusters that have been silent for long."""
+        for id in outdated(self._seen_s(), now_s):
+            del self._reports[id]
+
+    def _seen_s(self) -> dict[ClusterId, float]:
+        return {id: heard_s for id, (_, heard_s) in self._reports.items()}
 
     def learned(self, model: str, profile: Profile) -> None:
         """The model's total CPU consumption, in cores."""

@@ -116,12 +116,14 @@ from slackwater.services.master import (
     usage_listing,
 )
 from slackwater.services.master.config import MasterConfig
+from slackwater.services.master.ended import ENDED_BUCKET
 from slackwater.services.master.explain import brief, fitting, shown
 from slackwater.services.master.gangs import joins, processes
 from slackwater.services.master.gpu_machines import GpuMachines, vacate
 from slackwater.services.master.jobs import (
     Job,
     active_first,
+    as_of,
     dead,
     late,
     newest_first,
@@ -257,11 +259,12 @@ class Master:
         )
         found = [r for r in records.get(JOBS_BUCKET, {}).values() if isinstance(r, JobRecord)]
         state.usage.recover(records.get(USAGE_BUCKET, {}))
+        state.ended.recover(records.get(ENDED_BUCKET, {}))
         for record in sorted(found, key=lambda r: (r.submitted_s, r.spec.id)):
             if state.usage.has(record):  # Its use is in its tenant's sums.
-                lifecycle.forget(state, JobId(record.spec.id))
+                lifecycle.forget_again(state, record)
             else:
-                known = upgraded(record)
+                known = as_of(upgraded(record), now_s)
                 state.know(Job(known, heard_s=now_s, found=known.attempt))
                 state.usage.note(record.usage)
         lifecycle.prune(state)
@@ -276,12 +279,11 @@ class Master:
     # People's requests ----------------------------------------------------------------------------
 
     def _submit(self, token: int, message: SubmitJob, now_s: float) -> None:
-        known = self.state.shown_job(message.spec.id)
+        job = self.state.shown_job(message.spec.id)
+        known = job.record if job is not None else self.state.ended.known(message.spec)
         refusal = cluster_assignment.admit(self.state, message.spec, now_s)
-        accepted = JobAccepted(
-            job=message.spec.id, known=brief(known.record) if known is not None else None
-        )
-        self.state.reply(token, refusal or accepted)
+        told = brief(known) if known is not None else None
+        self.state.reply(token, refusal or JobAccepted(job=message.spec.id, known=told))
 
     def _cancel(self, token: int, message: CancelJob, now_s: float) -> None:
         job = self.state.shown_job(message.job)
@@ -454,6 +456,9 @@ class Master:
         state = self.state
         state.out.append(StartTimer(TickDue(), now_s + state.config.tick_s))
         state.out += state.pool.tick(now_s)
+        state.nodes.tick(now_s)
+        state.clusters.tick(now_s)
+        lifecycle.expire(state)
         for job in list(state.unsettled.values()):
             self._look_after(job, now_s)
         vacate(state, state.nodes.cordoned(), now_s)

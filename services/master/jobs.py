@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from math import inf
+from typing import Final
 
 import msgspec
 
@@ -277,6 +278,16 @@ class Job:
 
 def newest_first(job: Job) -> tuple[float, JobId]:
     return -job.record.submitted_s, job.id
+
+
+_INSTANTS: Final = ("submitted_s", "started_s", "since_s", "begun_s")
+
+
+def as_of(record: JobRecord, now_s: float) -> JobRecord:
+    """Return a record that a former master stored, with no instant after now: its clock may have
+    been an hour ahead, and nothing that is reckoned from then on would fall due for so long."""
+    late = {name: now_s for name in _INSTANTS if getattr(record, name) > now_s}
+    return msgspec.structs.replace(record, **late) if late else record
 
 
 def active_first(job: Job) -> tuple[int, float, JobId]:

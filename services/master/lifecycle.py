@@ -29,6 +29,7 @@ from slackwater.schemas.jobs import (
 from slackwater.schemas.placement import ReleaseJob
 from slackwater.schemas.telemetry import IterationsObserved
 from slackwater.schemas.workers import Prepared, PrepareWorkers, StartWorkers, StopWorkers
+from slackwater.services.master.ended import ENDED_BUCKET
 from slackwater.services.master.gangs import (
     choose_gpus,
     joins,
@@ -448,7 +449,21 @@ def prune(state: State) -> None:
         for key, kept in usage.forget(state.jobs[id].record):
             state.out.append(Persist(USAGE_BUCKET, key, kept))
         state.out += [Persist(USAGE_BUCKET, key, None) for key in usage.outdated(ended_s)]
+        keep_id(state, state.jobs[id].record)
         state.out.append(StartTimer(UsageStored(id), ended_s))
+
+
+def keep_id(state: State, record: JobRecord) -> None:
+    """Store that a job with this id ended, before its record is deleted."""
+    kept = state.ended.add(record, state.now_s)
+    if kept is not None:
+        state.out.append(Persist(ENDED_BUCKET, *kept))
+
+
+def expire(state: State) -> None:
+    """Make the ids of jobs free that ended long ago."""
+    for key in state.ended.expired(state.now_s):
+        state.out.append(Persist(ENDED_BUCKET, key, None))
 
 
 def forget(state: State, id: JobId) -> None:
@@ -457,6 +472,14 @@ def forget(state: State, id: JobId) -> None:
     state.usage.forgetting.add(id)  # Its mark stays until the record is gone for good.
     state.out.append(Persist(JOBS_BUCKET, id, None))
     state.out.append(StartTimer(JobForgotten(id), 0.0))
+
+
+def forget_again(state: State, record: JobRecord) -> None:
+    """Go on with the job that a former master was about to forget: it is in the sums."""
+    id = JobId(record.spec.id)
+    state.usage.forgetting.add(id)
+    keep_id(state, record)
+    state.out.append(StartTimer(UsageStored(id), record.finished_s))
 
 
 def forgotten(state: State, id: JobId) -> None:

@@ -17,6 +17,7 @@ from slackwater.schemas.cluster import WorkerHeartbeat
 from slackwater.schemas.gpus import Gpu, NodeGpuIds
 from slackwater.schemas.jobs import JobRecord
 from slackwater.services.master.gangs import asked
+from slackwater.services.master.members import longest_silent, outdated
 from slackwater.services.master.snapshot import Capacity
 
 
@@ -145,7 +146,10 @@ class Nodes:
         """True if the node has other slots or GPUs than before: it is new, back, or changed."""
         known = self._nodes.get(heartbeat.node)
         if known is None and len(self._nodes) >= WORKER_NODES_MAX:
-            return False
+            oldest = longest_silent(self._seen_s(), now_s, self._silent_s)
+            if oldest is None:
+                return False
+            self._forget(oldest)
         unbroken = known is not None and now_s - known.seen_s <= GAP_S
         since_s = known.since_s if known is not None and unbroken else now_s
         self._nodes[heartbeat.node] = _Node(heartbeat, now_s, since_s)
@@ -157,6 +161,18 @@ class Nodes:
             or known.heartbeat.rack != heartbeat.rack
             or known.heartbeat.cordoned != heartbeat.cordoned
         )
+
+    def tick(self, now_s: float) -> None:
+        """Forget nodes that have been silent for long."""
+        for id in outdated(self._seen_s(), now_s):
+            self._forget(id)
+
+    def _seen_s(self) -> dict[NodeId, float]:
+        return {id: node.seen_s for id, node in self._nodes.items()}
+
+    def _forget(self, id: NodeId) -> None:
+        del self._nodes[id]
+        self._avoided.pop(id, None)
 
     def heartbeats(self, now_s: float) -> Iterator[tuple[WorkerHeartbeat, bool]]:
         """Each node's last heartbeat, and whether it came lately."""

@@ -45,6 +45,7 @@ from slackwater.schemas.cluster import (
 )
 from slackwater.schemas.placement import BucketHeld, BucketsHeld, DropJob, ListBuckets
 from slackwater.services.master.keys import CleanKey, HeldKey
+from slackwater.services.master.members import longest_silent, outdated
 
 _Fact = Literal["allocated", "released", "lost", "returned", "adopted"]
 BUCKET = "nodes"
@@ -126,7 +127,7 @@ class Pool:
         id = AggregatorId(heartbeat.id)
         member = self._members.get(id)
         if member is None:
-            if len(self._members) >= AGGREGATORS_MAX:
+            if len(self._members) >= AGGREGATORS_MAX and not self._make_room(now_s):
                 return self._log_full(id)
             self._members[id] = _Member(heartbeat, now_s)
             return []
@@ -182,7 +183,24 @@ class Pool:
                 record = self._records.get(id)
                 if record is not None:
                     effects.append(self._event(record, "lost", now_s))
+        for id in outdated(self._forgettable(), now_s):
+            del self._members[id]
         return effects
+
+    def _forgettable(self) -> dict[AggregatorId, float]:
+        """Tell when those were heard that are lost and nobody's."""
+        return {
+            id: member.seen_s
+            for id, member in self._members.items()
+            if not member.alive and id not in self._records
+        }
+
+    def _make_room(self, now_s: float) -> bool:
+        """Forget one for another; False: there is none to forget."""
+        id = longest_silent(self._forgettable(), now_s, LOST_AFTER_S)
+        if id is not None:
+            del self._members[id]
+        return id is not None
 
     # Approval -----------------------------------------------------------------------------------
 

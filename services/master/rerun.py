@@ -72,11 +72,8 @@ def delete(state: State, message: DeleteJob, now_s: float) -> Message:
 def ending(state: State, job: Job) -> Refused | None:
     """Say why its id cannot be used for another run yet; None: it can."""
     record, id = job.record, job.record.spec.id
-    if id in state.usage.forgetting:
-        return Refused(
-            reason=f"job {id} is being forgotten (jobs_kept_max); then its id is free",
-            retry_after_s=ENDING_RETRY_S,
-        )
+    if refused := forgetting(state, job.id):
+        return refused
     if record.placement >= RUNS_MAX:
         return Refused(reason=f"job {id} was run {RUNS_MAX} times; choose another id")
     if record.released and not job.asked:
@@ -87,6 +84,16 @@ def ending(state: State, job: Job) -> Refused | None:
     for_whom = " and for ".join(waits) or "what it was asked for last"
     return Refused(
         reason=f"job {id} is still ending: it waits for {for_whom}; or choose another id",
+        retry_after_s=ENDING_RETRY_S,
+    )
+
+
+def forgetting(state: State, id: JobId) -> Refused | None:
+    """Say that the record of its id is about to be deleted; None: it is not."""
+    if id not in state.usage.forgetting:
+        return None
+    return Refused(
+        reason=f"job {id} is being forgotten (jobs_kept_max); then its id is free",
         retry_after_s=ENDING_RETRY_S,
     )
 

@@ -49,7 +49,7 @@ from slackwater.schemas.job_requests import (
     UseHosts,
 )
 from slackwater.schemas.job_states import JobState
-from slackwater.schemas.jobs import JobRecord
+from slackwater.schemas.jobs import EndedJobs, JobRecord
 from slackwater.schemas.scheduling import GetPolicy, PolicyRecord, ScalingRecord, SetPolicy
 from slackwater.schemas.telemetry import GoodputReport, IterationsObserved, JobProfiled
 from slackwater.schemas.tenants import ListTenants, TenantInfo
@@ -61,6 +61,7 @@ from slackwater.services.master import hook
 from slackwater.services.master.autoscaling import SCALING_BUCKET, CallHook
 from slackwater.services.master.config import MasterConfig
 from slackwater.services.master.core import Master
+from slackwater.services.master.ended import ENDED_BUCKET
 from slackwater.services.master.fact_stream import keep_facts
 from slackwater.services.master.gpu_policy import POLICIES_BUCKET
 from slackwater.services.master.hangs import hang_of
@@ -125,6 +126,7 @@ def definition(
             POLICIES_BUCKET: PolicyRecord,
             USAGE_BUCKET: UsageRecord,
             SCALING_BUCKET: ScalingRecord,
+            ENDED_BUCKET: EndedJobs,
         },
         endpoints=ENDPOINTS,
         concurrency={"submit": ADMISSIONS_MAX},

@@ -9,14 +9,14 @@ from collections import Counter
 from collections.abc import Iterator
 from heapq import heapify, heappush
 from math import inf
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from slackwater.common.base.effects import Effect, Persist, Publish, Reply, Request
 from slackwater.common.base.limits import JOBS_MAX
 from slackwater.schemas import subjects
-from slackwater.schemas.base import ClusterId, JobId, Message, Refused
+from slackwater.schemas.base import TOO_MANY, ClusterId, JobId, Message, Refused
 from slackwater.schemas.cluster import TenantUse
 from slackwater.schemas.gpus import GpuId
 from slackwater.schemas.job_events import JobEvent
@@ -32,11 +32,13 @@ from slackwater.services.master.admission import (
     gathers,
     hold,
     limits_of,
+    named,
     promised,
     refusal,
 )
 from slackwater.services.master.clusters import ClusterRoom, Clusters
 from slackwater.services.master.config import MasterConfig
+from slackwater.services.master.ended import Ended
 from slackwater.services.master.gangs import slots_held, vacating
 from slackwater.services.master.jobs import Job
 from slackwater.services.master.keys import OF_PROCESSES, Order, OrderKey, OrphanKey
@@ -52,6 +54,10 @@ JOBS_BUCKET = "jobs"
 ASK_BUDGET_S = 10.0
 """The shell retries this long; the tick asks again after that."""
 RETRY_S = 0.5
+TENANT_ROOMS: Final = 9
+"""A tenant's jobs that wait are at most so many times as many as there is room for in the queue:
+whoever comes first cannot fill it, and two of them have nearly the same (dynamic thresholds, as in
+switches with a shared buffer)."""
 
 
 class State:
@@ -69,6 +75,7 @@ class State:
         self.clusters = Clusters(config.cluster_scaling_s)
         self.nodes = Nodes(config.node_silent_s)
         self.usage = Usage(config.usage_days)
+        self.ended = Ended()
         self.sharers = Sharers()
         self.epoch = 0
         self.begun_s = 0.0
@@ -131,8 +138,14 @@ class State:
         if self.live >= JOBS_MAX:
             reason = f"{JOBS_MAX} jobs are pending or running already"
             return Refused(reason=reason, retry_after_s=5.0)
+        if refused := self.ended.no_room(self.now_s):
+            return refused
         config, tenant = self.config, limits_of(self.config.tenants, spec.tenant)
         pending = self.pending[spec.tenant]
+        if pending > TENANT_ROOMS * (JOBS_MAX - self.live):
+            left = f"and the {JOBS_MAX - self.live} places that are left are for others"
+            reason = f"{pending} jobs of {named(spec.tenant)} wait, {left}; submit it when some run"
+            return Refused(reason=reason, retry_after_s=5.0, code=TOO_MANY)
         return refusal(spec, pending, tenant, config.admission, config.aggregators_max)
 
     def reply(self, token: int, message: Message) -> None:

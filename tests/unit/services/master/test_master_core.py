@@ -85,7 +85,7 @@ class Harness:
     def __init__(self, **config: Any) -> None:
         self.config = MasterConfig(**config)
         self.stored: dict[str, dict[str, Record]] = {
-            "jobs": {}, "nodes": {}, "policies": {}, "usage": {}, "scaling": {},
+            "jobs": {}, "nodes": {}, "policies": {}, "usage": {}, "scaling": {}, "ended": {},
         }  # fmt: skip
         self.now_s = 100.0
         self.epoch = 0
