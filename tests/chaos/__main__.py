@@ -1,0 +1,45 @@
+"""`python -m tests.chaos`: faults under load, each run judged by what clients were told."""
+
+import argparse
+import asyncio
+import json
+import logging
+import sys
+import tempfile
+from pathlib import Path
+
+import msgspec
+import structlog
+from tests.chaos.run import Plan, lines, run
+
+SERVICES = ("master-m1", "controller-c1", "profiler-p1", "worker-w1", "aggregator-a1")
+MIXED = (
+    *(f"kill:{unit}" for unit in (*SERVICES, "nats")),
+    *(f"pause:{unit}" for unit in ("master-m1", "controller-c1", "worker-w1", "nats")),
+)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
+    parser.add_argument("--faults", default=",".join(MIXED), help="kill:UNIT or pause:UNIT, ...")
+    parser.add_argument("--times", type=int, default=40, help="faults in all, of each in turns")
+    parser.add_argument("--rate", type=float, default=60.0, help="submissions a second")
+    parser.add_argument("--programs", type=float, default=0.05, help="the part with a program")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    options = parser.parse_args()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    faults = tuple(options.faults.split(","))
+    plan = Plan(faults, options.times, options.rate, options.programs, options.seed)
+    with tempfile.TemporaryDirectory(prefix="sw-chaos-") as folder:
+        report = asyncio.run(run(plan, Path(folder)))
+    if options.json:
+        told = json.dumps(msgspec.to_builtins(report), indent=2)
+    else:
+        told = "\n".join(lines(report))
+    sys.stdout.write(told + "\n")
+    return 1 if report.wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

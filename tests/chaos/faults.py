@@ -1,0 +1,77 @@
+"""What befalls a cluster while clients use it, one thing after another, each drawn by a seed."""
+
+import asyncio
+import random
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from tests.chaos.load import Load
+
+from slackwater.common.embedded import EmbeddedCluster
+
+BACK_S: Final = 30.0
+"""Seconds within which a submission must be taken again."""
+PAUSE_S: Final = (0.2, 15.0)
+GAP_S: Final = (0.2, 1.0)
+"""Seconds between the end of one fault and the next."""
+
+
+@dataclass
+class Faults:
+    """Brings them about, and measures for how long no submission was taken after each."""
+
+    cluster: EmbeddedCluster
+    load: Load
+    rng: random.Random
+    back_s: dict[str, list[float]] = field(default_factory=dict)
+    """Fault -> seconds from it until a submission was taken that was called after it."""
+    at_s: list[float] = field(default_factory=list)
+    """When each kill was, and each end of a pause."""
+    rates: list[float] = field(default_factory=list)
+    """Submissions a second that were called between two faults."""
+
+    async def run(self, kinds: Sequence[str], times: int) -> None:
+        """Bring about `times` faults, `kill:UNIT` or `pause:UNIT`, of the kinds in turns."""
+        for number in range(times):
+            kind = kinds[number % len(kinds)]
+            await self._calm()
+            self.back_s.setdefault(kind, []).append(await self._fault(*kind.split(":")))
+
+    async def _calm(self) -> None:
+        began_s, before = time.monotonic(), self.load.sent
+        await asyncio.sleep(self.rng.uniform(*GAP_S))
+        self.rates.append((self.load.sent - before) / (time.monotonic() - began_s))
+
+    async def _fault(self, what: str, unit: str) -> float:
+        supervisor = self.cluster.supervisor
+        await self._until(lambda: self._state(unit) == "ready", f"{unit} is not ready again")
+        if what == "kill":
+            supervisor.kill(unit, signal.SIGKILL)
+        else:
+            supervisor.kill(unit, signal.SIGSTOP)
+            await asyncio.sleep(self.rng.uniform(*PAUSE_S))
+            supervisor.kill(unit, signal.SIGCONT)
+        at_s, seen = time.monotonic(), len(self.load.taken)
+        self.at_s.append(at_s)
+        later: list[float] = []
+
+        def taken_again() -> bool:
+            nonlocal seen
+            fresh, seen = self.load.taken[seen:], len(self.load.taken)
+            later.extend(call.returned_s for call in fresh if call.called_s > at_s)
+            return bool(later)
+
+        await self._until(taken_again, f"after {what}:{unit} no submission is taken")
+        return min(later) - at_s
+
+    def _state(self, unit: str) -> str:
+        return {each.name: each.state for each in self.cluster.supervisor.status()}[unit]
+
+    async def _until(self, true: Callable[[], bool], otherwise: str) -> None:
+        until_s = time.monotonic() + BACK_S
+        while not true():
+            assert time.monotonic() < until_s, f"{otherwise} within {BACK_S:g} s"
+            await asyncio.sleep(0.01)

@@ -1,0 +1,194 @@
+"""One run: a cluster, clients, faults, and the judgement of what the clients were told.
+
+A run that did not reach its load has failed, not passed: nothing was tried.
+"""
+
+import asyncio
+import random
+import time
+from bisect import bisect_right
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+from tests.chaos.faults import Faults
+from tests.chaos.history import Call, unexplained
+from tests.chaos.load import Load, patient
+
+from slackwater.common.embedded import ClusterOptions, EmbeddedCluster
+from slackwater.common.shell.client import connect
+
+CONNECTIONS: Final = 3
+END_S: Final = 90.0
+"""Seconds in which all programs have run, once the faults are over."""
+LOAD_PART: Final = 0.8
+"""The part of the rate that a run must reach between its faults to count."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`faults`, in turns, `times` in all, at `rate` submissions a second, of which `programs` have
+    a program."""
+
+    faults: tuple[str, ...]
+    times: int
+    rate: float
+    programs: float
+    seed: int
+
+
+@dataclass
+class Report:
+    """A run, judged. `wrong`: what must not have happened; empty: it passed."""
+
+    plan: Plan
+    seconds: float = 0.0
+    calls: int = 0
+    acknowledged: int = 0
+    left_open: int = 0
+    ran: int = 0
+    rate: float = 0.0
+    """The median of submissions a second between two faults."""
+    back_s: dict[str, tuple[float, float, float]] = field(default_factory=dict)
+    """Fault -> median, 99th percentile and longest time until a submission was taken again."""
+    in_flight_s: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    """The same of the time until a submission was acknowledged that was in flight at a fault."""
+    refusals: dict[str, int] = field(default_factory=dict)
+    wrong: list[str] = field(default_factory=list)
+
+
+def spread(values_s: Sequence[float]) -> tuple[float, float, float]:
+    """Return median, 99th percentile and maximum; zeros for nothing."""
+    if not values_s:
+        return 0.0, 0.0, 0.0
+    in_order = sorted(values_s)
+    return median(in_order), in_order[int(0.99 * (len(in_order) - 1))], in_order[-1]
+
+
+@asynccontextmanager
+async def cluster() -> AsyncIterator[EmbeddedCluster]:
+    """Start a cluster whose services are started again however often they end, as fast as
+    always."""
+    options = ClusterOptions(
+        controllers=1,
+        aggregators=2,
+        cpu_share=0.2,
+        restarts_max=100_000,
+    )
+    async with EmbeddedCluster(options) as made:
+        yield made
+
+
+async def run(plan: Plan, folder: Path) -> Report:
+    """Have programs write into `folder`, which is empty. Raises AssertionError where the cluster
+    does not come back from a fault."""
+    began_s, rng = time.monotonic(), random.Random(plan.seed)
+    async with AsyncExitStack() as stack:
+        made = await stack.enter_async_context(cluster())
+        clients = [
+            patient(await stack.enter_async_context(connect(made.url, f"chaos-{number}")))
+            for number in range(CONNECTIONS)
+        ]
+        load = Load(clients, plan.rate, plan.programs, folder, rng)
+        faults = Faults(made, load, rng)
+        running = asyncio.ensure_future(load.run())
+        try:
+            await faults.run(plan.faults, plan.times)
+        finally:
+            load.end()
+            await running
+        report = Report(plan)
+        ended = await _all_ended(load)
+        report.wrong += ended
+        _judge(report, load, faults)
+    report.seconds = time.monotonic() - began_s
+    return report
+
+
+async def _all_ended(load: Load) -> list[str]:
+    """Wait until no job lives any more; return what is wrong with them."""
+    until_s = time.monotonic() + END_S
+    while True:
+        records, _ = await load.clients[0].all_jobs()
+        living = [record for record in records.values() if record.state in _LIVING]
+        if not living or time.monotonic() > until_s:
+            break
+        await asyncio.sleep(0.2)
+    failed = [record for record in records.values() if record.state == "failed"]
+    return [
+        *(f"{each.spec.id} is {each.state} at the end: {each.reason}" for each in living),
+        *(f"{each.spec.id} failed: {each.reason}" for each in failed),
+    ]
+
+
+_LIVING: Final = ("pending", "starting", "running", "stopping", "paused")
+
+
+def _judge(report: Report, load: Load, faults: Faults) -> None:
+    plan, taken = report.plan, {call.job for call in load.taken}
+    report.calls, report.acknowledged = len(load.calls), len(taken)
+    report.left_open = sum(1 for call in load.calls if call.outcome == "open")
+    report.refusals = load.refusals
+    report.rate = median(faults.rates)
+    report.back_s = {kind: spread(values) for kind, values in faults.back_s.items()}
+    report.in_flight_s = spread(_in_flight(load.taken, faults.at_s))
+    ran = load.ran()
+    report.ran = len(ran)
+    for job, calls in unexplained(load.calls, load.models).items():
+        report.wrong.append(f"no order explains what was told of {job}: {_told(calls)}")
+    for job in sorted(taken):
+        if job.startswith("program-") and ran.get(job, 0) != 1:
+            report.wrong.append(f"{job} was acknowledged and ran {ran.get(job, 0)} times")
+    report.wrong += [f"{job} ran {times} times" for job, times in ran.items() if times > 1]
+    if report.rate < LOAD_PART * plan.rate:
+        report.wrong.append(
+            f"the load was {report.rate:.0f} submissions a second, of {plan.rate:.0f}: nothing is "
+            "proved; use a machine with less to do, or a lower rate"
+        )
+
+
+def _in_flight(taken: Sequence[Call], at_s: Sequence[float]) -> list[float]:
+    """Return how long those submissions took, from the fault on, that were in flight at one."""
+    found = []
+    for call in taken:
+        first = bisect_right(at_s, call.called_s)
+        if first < len(at_s) and at_s[first] < call.returned_s:
+            found.append(call.returned_s - at_s[first])
+    return found
+
+
+def _told(calls: Sequence[Call]) -> str:
+    first_s = min(call.called_s for call in calls)
+    return ", ".join(
+        f"{call.kind} {call.outcome} {call.called_s - first_s:.3f}-{call.returned_s - first_s:.3f}"
+        for call in sorted(calls, key=lambda call: call.called_s)
+    )
+
+
+def lines(report: Report) -> list[str]:
+    """Return the report as a person reads it."""
+    plan = report.plan
+    told = [
+        f"{plan.times} faults in {report.seconds:.0f} s (seed {plan.seed}), {report.rate:.0f} "
+        f"submissions a second between them, {report.calls:,} calls",
+        f"{report.acknowledged:,} jobs acknowledged, {report.ran} programs ran, "
+        f"{report.left_open} calls without an answer",
+        f"{'FAULT':24}{'TIMES':>6}{'BACK p50':>10}{'p99':>8}{'MAX':>8}",
+    ]
+    counts: dict[str, Any] = {}
+    for number in range(plan.times):
+        kind = plan.faults[number % len(plan.faults)]
+        counts[kind] = counts.get(kind, 0) + 1
+    for kind, values in report.back_s.items():
+        figures = "".join(f"{value:7.2f}s" for value in values)
+        told.append(f"{kind:24}{counts[kind]:6}  {figures}")
+    told.append(f"{'in flight at a fault':24}{'':6}  " + "".join(
+        f"{value:7.2f}s" for value in report.in_flight_s
+    ))  # fmt: skip
+    told += [f"{times} x {why}" for why, times in sorted(report.refusals.items())]
+    told += [f"WRONG: {each}" for each in report.wrong[:20]]
+    told.append(f"{len(report.wrong)} anomalies")
+    return told
