@@ -11,7 +11,7 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 # Every service is a process: without kept bytecode each start compiles all it imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup setup-dev setup-torch kernels run test thorough nightly experiment vm-test gpu-test setup-lab lab lab-test lab-upgrade wheelhouse lint type format bench lock size sim clean
+.PHONY: help setup setup-dev setup-torch kernels run test thorough nightly experiment vm-test gpu-test audit chaos setup-lab lab lab-test lab-upgrade wheelhouse lint type format bench lock size sim clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -74,6 +74,17 @@ $(STAMP)-lab: requirements-lab.lock deploy/install.py
 	@deploy/lab_packages.sh
 	@touch $@
 
+$(STAMP)-audit: requirements-audit.lock deploy/install.py
+	@test -x .venv-audit/bin/python || $(PYTHON) -m venv .venv-audit
+	@$(BIN)/python deploy/install.py .venv-audit/bin/python requirements-audit.lock
+	@touch $@
+
+audit: setup $(STAMP)-audit ## known vulnerabilities of the pinned packages, and their list: reports/sbom.json
+	@$(BIN)/python deploy/audit.py .venv-audit/bin requirements.lock reports/sbom.json $(AUDIT_ARGS)
+
+chaos: setup-dev ## kills and pauses of each service under load, judged by what clients were told; CHAOS_ARGS="--times 500 ..."
+	$(BIN)/python -m tests.chaos $(CHAOS_ARGS)
+
 wheelhouse: setup ## the wheels of a release, for machines without a network: deploy/ansible/wheelhouse.tar
 	$(BIN)/python deploy/wheelhouse.py deploy/ansible/wheelhouse.tar
 
@@ -119,6 +130,7 @@ lock: setup-dev ## pin the newest allowed versions of every dependency
 	$(PIP_COMPILE) --all-build-deps --output-file requirements.lock pyproject.toml
 	$(PIP_COMPILE) --extra dev --constraint requirements.lock \
 	  --output-file requirements-dev.lock pyproject.toml
+	printf '%s\n' pip-audit cyclonedx-bom | $(PIP_COMPILE) --output-file requirements-audit.lock -
 	printf '%s\n' torch==$(TORCH) $(FRAMEWORKS) | $(PIP_COMPILE) --constraint requirements-dev.lock \
 	  --output-file requirements-torch.lock -
 
