@@ -12,6 +12,7 @@ import structlog
 
 from slackwater.common.base.clock import Clock
 from slackwater.common.base.errors import Deposed, Retryable
+from slackwater.common.base.failpoints import failpoint
 from slackwater.common.store.base import Lease, Over, Store
 
 BUCKET = "leases"
@@ -34,12 +35,14 @@ async def acquire(
     told = False
     while True:
         asked_s = clock.now_s()
+        failpoint(f"{key}.lease.before")
         try:
             lease = await store.lease(BUCKET, key, owner, ttl_s, over)
         except Retryable as error:
             lease = None
             _log.warning("lease.unavailable", key=key, reason=str(error))
         if lease is not None:
+            failpoint(f"{key}.lease.after")
             _log.info("lease.taken", key=key, owner=owner)
             return lease, asked_s + ttl_s
         if not told:
@@ -59,8 +62,10 @@ async def keep(
         await clock.sleep_until(clock.now_s() + ttl_s / 3)
         asked_s = clock.now_s()
         try:
+            failpoint(f"{key}.renew.before")
             async with asyncio.timeout(ttl_s / 3):
                 renewed = await lease.renew()
+            failpoint(f"{key}.renew.after")
         except (Retryable, TimeoutError) as error:
             _log.warning("lease.unavailable", key=key, reason=str(error))
             if clock.now_s() < held_until_s:

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import structlog
 
+from slackwater.common.base.failpoints import failpoint
 from slackwater.common.store.witness import Content, Mark
 from slackwater.common.store.witness_file import Noted, Witness
 
@@ -27,7 +28,10 @@ class Marker:
         epoch: int,
         witness: Witness | None,
         tell: Tell,
+        service: str = "",
     ) -> None:
+        """`service` names its failpoints."""
+        self._before, self._after = f"{service}.witness.before", f"{service}.witness.after"
         self.values = dict(records)
         """Key -> record, as it is to be in the bucket."""
         self._bucket, self._epoch = bucket, epoch
@@ -57,8 +61,13 @@ class Marker:
         """Note writes that the store has, in their order."""
         mark = writes[-1][1]
         if self._witness is not None:
-            await self._noted(self._witness.add([noted for noted, _ in writes], mark))
+            await self._noted(self._add(self._witness, [noted for noted, _ in writes], mark))
         await self._tell(self._bucket, mark)
+
+    async def _add(self, witness: Witness, writes: Sequence[Noted], mark: Mark) -> None:
+        failpoint(self._before)
+        await witness.add(writes, mark)
+        failpoint(self._after)
 
     async def _noted(self, work: Awaitable[None]) -> None:
         try:

@@ -80,6 +80,7 @@ class OwnBuckets:
                 recovery.epoch,
                 world.witnesses.of(name),
                 self._peers.tell,
+                self._definition.service,
             )
             await marker.begin(recovery.fences[name])
             self.writers[name] = BucketWriter(
@@ -90,6 +91,7 @@ class OwnBuckets:
                 self._on_durable,
                 self._fail,
                 marker,
+                self._definition.service,
             )
 
     async def raise_epoch(self, epoch: int) -> None:

@@ -25,6 +25,7 @@ from slackwater.common.base import limits
 from slackwater.common.base.background import Tasks
 from slackwater.common.base.clock import Clock
 from slackwater.common.base.errors import Deposed, Removed, Retryable, RolledBack
+from slackwater.common.base.failpoints import failpoint
 from slackwater.common.shell.marker import Marker
 from slackwater.common.store.base import EPOCH_KEY, Bucket, Entry, SequenceConflict
 from slackwater.common.store.witness import Mark
@@ -57,7 +58,10 @@ class BucketWriter:
         on_durable: Callable[[Any], None],
         on_failure: Callable[[BaseException], None],
         marker: Marker,
+        service: str = "",
     ) -> None:
+        """`service` names its failpoints."""
+        self._before, self._after = f"{service}.put.before", f"{service}.put.after"
         self.bucket = bucket
         self._fence = fence
         self._next = fence
@@ -129,6 +133,7 @@ class BucketWriter:
     async def _put(self, write: Write) -> None:
         """A record that no bucket takes raises: the service ends, and is started anew."""
         try:
+            failpoint(self._before)
             if write.value is None:
                 await self.bucket.delete(
                     write.key,
@@ -144,6 +149,7 @@ class BucketWriter:
                     fence=self._fence,
                     mark=write.marked[1],
                 )
+            failpoint(self._after)
         except (Retryable, SequenceConflict, Removed) as error:
             if self._doubt is None:
                 self._doubt, self._doubt_since_s = error, self._clock.now_s()

@@ -32,6 +32,7 @@ from slackwater.common.base.errors import (
     Unavailable,
     VersionRejected,
 )
+from slackwater.common.base.failpoints import failpoint
 from slackwater.common.shell.known import Known, epoch_of
 from slackwater.common.store.base import EPOCH_KEY, Bucket, Entry, Loaded, SequenceConflict, Store
 from slackwater.common.store.witness import Content
@@ -78,6 +79,7 @@ async def recover(
     """
     opened = {bucket: await store.bucket(bucket) for bucket in kinds or (INSTANCES,)}
     key = EPOCH_KEY if kinds else name.replace(".", "_")
+    service = name.partition(".")[0]
     for _ in range(limits.EPOCH_ATTEMPTS_MAX):
         loaded = {bucket: await opened[bucket].load() for bucket in opened}
         records, damaged = await _records(store, kinds, loaded, whole)
@@ -87,6 +89,7 @@ async def recover(
         epoch = max(*epochs, known.epoch) + 1
         mine = EpochRecord(epoch=epoch, writer=writer, since_s=clock.now_s())
         value, fences = codec.encode_record(mine, epoch), dict[str, int]()
+        failpoint(f"{service}.recover.mid")
         try:
             for bucket, each in loaded.items():
                 own = contents.get(bucket)
@@ -94,6 +97,7 @@ async def recover(
                 fences[bucket] = await opened[bucket].put(
                     key, value, expected_last=each.last, mark=mark
                 )
+                failpoint(f"{service}.recover.after")
         except SequenceConflict:
             await clock.sleep_until(clock.now_s() + rng.uniform(0.0, 0.05))
             continue

@@ -339,6 +339,7 @@ class Shell:
         try:
             async with asyncio.timeout(limits.DRAIN_S / 8):
                 if self._lease is not None and self._failed_by() is None:
+                    failpoint(f"{self.definition.service}.release.before")
                     await self._lease.release()
                 await self._world.bus.flush()
         except (Retryable, TimeoutError) as error:

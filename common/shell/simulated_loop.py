@@ -106,6 +106,19 @@ class SimClock:
         await asyncio.sleep(max(0.0, at_s - self.now_s()))
 
 
+class SetClock:
+    """The clock of a host that somebody set: `offset_s` ahead of the others'."""
+
+    def __init__(self, clock: SimClock, offset_s: float) -> None:
+        self._clock, self._offset_s = clock, offset_s
+
+    def now_s(self) -> float:
+        return self._clock.now_s() + self._offset_s
+
+    async def sleep_until(self, at_s: float) -> None:
+        await self._clock.sleep_until(at_s - self._offset_s)
+
+
 def run_simulated(main: Coroutine[Any, Any, T]) -> T:
     """Run to the end under virtual time. What it takes in real time is the computation alone."""
     with asyncio.Runner(loop_factory=SimLoop) as runner:

@@ -17,7 +17,7 @@ from slackwater.common.bus.base import Bus
 from slackwater.common.bus.faults import Faults
 from slackwater.common.bus.memory import MemoryBroker, Trace
 from slackwater.common.bus.nats import NatsBus
-from slackwater.common.shell.simulated_loop import SimClock, SimLoop
+from slackwater.common.shell.simulated_loop import SetClock, SimClock, SimLoop
 from slackwater.common.store.base import Store
 from slackwater.common.store.history import History
 from slackwater.common.store.history_memory import MemoryHistory
@@ -98,14 +98,17 @@ class SimWorld:
         self.storage = MemoryStorage(clock=self.clock, faults=store_faults)
         self.history = MemoryHistory(self.broker)
         self.objects = MemoryObjects(self.clock)
+        self.clock_offsets_s: dict[str, float] = {}
+        """Client -> how far the clock of its host is ahead, for lives that begin from now on."""
         self.witnesses: dict[str, MemoryWitnesses] = {}
         """By client: the disk of its host."""
 
     def client(self, name: str) -> World:
         """The world as `name` sees it. A client that starts anew after a crash gets a new one."""
+        offset_s = self.clock_offsets_s.get(name, 0.0)
         return World(
             name,
-            self.clock,
+            SetClock(self.clock, offset_s) if offset_s else self.clock,
             self.broker.connect(name),
             self.storage.connect(name),
             self.history,

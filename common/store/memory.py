@@ -46,8 +46,12 @@ class SeededStoreFaults:
     lost: float = 0.0
     unanswered: float = 0.0
     delay_s_max: float = 0.0
+    isolated: set[str] = field(default_factory=set)
+    """Clients whose writes do not get there."""
 
     def fate(self, client: str, bucket: str, key: str) -> tuple[Fate, float]:
+        if client in self.isolated:
+            return "lost", 0.0
         draw = self.rng.random()
         delay_s = self.rng.uniform(0.0, self.delay_s_max)
         if draw < self.lost:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import psutil
 
+from slackwater.common.base.failpoints import failpoint
 from slackwater.common.shell.definition import Level, Port, ServiceDefinition
 from slackwater.common.shell.effect_runner import handlers, on
 from slackwater.common.shell.world import World
@@ -26,6 +27,7 @@ class _Host:
 
     def load(self, _: MeasureHost) -> HostMeasured:
         assert self._port is not None
+        failpoint("profiler.measure.before")
         return HostMeasured(
             HostLoad(
                 cpu_percent=psutil.cpu_percent(),

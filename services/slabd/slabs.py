@@ -18,6 +18,7 @@ import numpy as np
 import structlog
 
 from slackwater.common.base.errors import DeadlineExceeded, Rejected
+from slackwater.common.base.failpoints import failpoint
 from slackwater.common.domains.memory import trailer
 from slackwater.common.native.hole_punch import punch
 from slackwater.common.shell.notify import SdNotify
@@ -113,6 +114,7 @@ class Slabs:
             self.prepare(region)
 
         try:
+            failpoint("slabd.make.before")
             await self.off_loop(create)
             async with self._telling:
                 await self._notify.store(made[0].fileno(), f"slab.{slab}")
@@ -121,6 +123,7 @@ class Slabs:
             for region in made:
                 self._close(region)
             return SlabMade(slab, str(error))
+        failpoint("slabd.make.after")
         with self._turn:
             self._passing.discard(made[0])
             self.regions[slab] = made[0]
@@ -145,7 +148,9 @@ class Slabs:
         """The trailer first: from the moment the device has a key, the memory says whose it is."""
         identity = effect.identity
         region = self.regions[identity.slab]
+        failpoint("slabd.lend.before")
         trailer.write(region.buffer, trailer.LENT, identity)
+        failpoint("slabd.lend.after")
         if self._sessions.maps(effect.session):
             self._mapped.add(identity.slab)
         self._sessions.grant(effect.session, effect.request, identity, region)
@@ -153,6 +158,7 @@ class Slabs:
     async def renew(self, effect: RenewSlab) -> SlabMade:
         """Returned in good order: the next device must not see what this one wrote, nor this one
         what the next one writes. Where only a key led to the memory, zeros will do."""
+        failpoint("slabd.renew.before")
         slab, generation = effect.slab, effect.generation
         region = self.regions[slab]
         trailer.write_fence(region.buffer, trailer.REVOKED, generation)
@@ -191,7 +197,9 @@ class Slabs:
             punch(region.fileno(), 0, self._slab_bytes)
             self._close(region)
 
+        failpoint("slabd.free.before")
         await self.off_loop(free)
+        failpoint("slabd.free.after")
         try:
             async with self._telling:
                 await self._notify.remove(f"slab.{slab}")

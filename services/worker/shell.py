@@ -20,6 +20,7 @@ import structlog
 from slackwater.common.base import limits
 from slackwater.common.base.background import Tasks
 from slackwater.common.base.errors import Fatal
+from slackwater.common.base.failpoints import failpoint
 from slackwater.common.bus.base import Bus
 from slackwater.common.bus.relay import TICKET
 from slackwater.common.native import cgroup
@@ -237,6 +238,7 @@ class Processes:
         intent = Intent.of(effect, self._code.folder(job, effect.pack, effect.folder))
         held: list[int] = []
         try:
+            failpoint("worker.intend.before")
             held = self._inventory.claim(effect.gpu_ids)
             account = self._accounts.take(job, rank)
             intent = msgspec.structs.replace(intent, account=account)
@@ -280,8 +282,10 @@ class Processes:
             if intent.pack:
                 copy = Path(self._code.folder(files.job, intent.pack, ""))
                 await asyncio.to_thread(give, copy, intent.account)
+            failpoint("worker.start.before")
             if not await self._forked(files, intent, environment, held):
                 child = files.start(intent, environment, held[0], held[1:])
+            failpoint("worker.start.after")
         except (CodeMissing, OSError) as error:
             del self._starting[files.job, files.rank]
             self._not_started(intent, error)
@@ -351,7 +355,9 @@ class Processes:
         await self._tasks.ended()
 
     def forget(self, effect: ForgetRank) -> None:
+        failpoint("worker.forget.before")
         RankFiles(self._state_dir, effect.job, effect.rank, effect.attempt).forget()
+        failpoint("worker.forget.after")
 
     # Tokens ---------------------------------------------------------------------------------------
 
@@ -399,6 +405,7 @@ class Processes:
         assert self._port is not None
         failed = code is None or code
         self._port.count("ranks_failed" if failed else "ranks_ok")
+        failpoint("worker.exit.before")
         self._post(ProcessExited(JobId(files.job), files.rank, code, result, files.attempt))
 
     async def _end_left_behind(self, files: RankFiles, identity: Identity) -> None:

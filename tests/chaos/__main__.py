@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 import structlog
+from tests.chaos import points
 from tests.chaos.run import Plan, lines, run
 
 SERVICES = ("master-m1", "controller-c1", "profiler-p1", "worker-w1", "aggregator-a1")
@@ -21,16 +22,21 @@ MIXED = (
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
-    parser.add_argument("--faults", default=",".join(MIXED), help="kill:UNIT or pause:UNIT, ...")
+    parser.add_argument("--faults", default=",".join(MIXED), help="kill:UNIT, pause:UNIT, ...")
+    parser.add_argument("--points", action="store_true", help="each failpoint, with each action")
     parser.add_argument("--times", type=int, default=40, help="faults in all, of each in turns")
     parser.add_argument("--rate", type=float, default=60.0, help="submissions a second")
     parser.add_argument("--programs", type=float, default=0.05, help="the part with a program")
+    parser.add_argument("--trains", action="store_true", help="two jobs train, to the bit")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     options = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    faults = tuple(options.faults.split(","))
-    plan = Plan(faults, options.times, options.rate, options.programs, options.seed)
+    faults, times = tuple(options.faults.split(",")), options.times
+    if options.points:
+        faults = tuple(points.faults())
+        times = len(faults)
+    plan = Plan(faults, times, options.rate, options.programs, options.seed, options.trains)
     with tempfile.TemporaryDirectory(prefix="sw-chaos-") as folder:
         report = asyncio.run(run(plan, Path(folder)))
     if options.json:

@@ -67,9 +67,7 @@ def after(state: State, call: Call) -> State | None:
             return state
         case "submit", "fresh":
             return "live" if state == "absent" else None
-        case "submit", "known":
-            return state if state != "absent" else None
-        case "submit", "open":
+        case "submit", "known" | "open":  # Perhaps by a copy of its own that was sent before.
             return "live" if state == "absent" else state
         case "cancel", "done":
             return "cancelled" if state == "live" else state if state in ENDED else None

@@ -1,5 +1,6 @@
 """Ten virtual minutes of the whole system: random arrivals and exits, stragglers, congested links,
-killed services of every kind, and no invariant broken (tests/sim/invariants.py).
+killed services of every kind, partitions, outages, lost writes, clocks that were set (outages.py),
+and no invariant broken (invariants.py).
 
 A few seeds run here; `make sim` runs 200 (`python -m tests.sim.test_whole_system --seeds 200`).
 """
@@ -26,6 +27,7 @@ from tests.sim.invariants import (
     check_settled,
     controllers,
 )
+from tests.sim.outages import Outages
 from tests.sim.system import SHARE, Job, System, make_job, whole_system
 
 from slackwater.common.shell.simulated_loop import run_simulated
@@ -52,6 +54,7 @@ class Seen:
     """Windows of iterations in peace."""
     beyond: int = 0
     """Jobs beyond the loss limit."""
+    outages: int = 0
     served: int = 0
     """Buckets that were found where they belong, second by second, in peace."""
 
@@ -63,6 +66,7 @@ class Story:
         self.peace = Peace(system)
         self.owners, self.losses = OwnerWatch(self.peace), LossWatch(self.peace)
         self.seen = Seen()
+        self.outages = Outages(system, self.peace, random.Random(f"{seed}/outages"))
 
     async def run(self) -> Seen:
         system = self.system
@@ -86,6 +90,7 @@ class Story:
         self.seen.iterations = sum(len(job.iterations_s) for job in jobs)
         self.seen.beyond, self.seen.looks = self.losses.beyond, self.losses.looks
         self.seen.served = self.owners.served
+        self.seen.outages = sum(self.outages.seen.values())
         self.seen.reverts = sum(self.losses.reverts.values())
         return self.seen
 
@@ -133,7 +138,10 @@ class Story:
     # Faults ---------------------------------------------------------------------------------------
 
     async def _fault(self) -> None:
-        kinds = (self._kill_aggregator, self._kill_service, self._straggle, self._congest)
+        kinds = (
+            self._kill_aggregator, self._kill_service, self._straggle, self._congest,
+            *[self.outages.one] * 3,
+        )  # fmt: skip
         await self.rng.choice(kinds)()
         self.system.raise_failures()
 

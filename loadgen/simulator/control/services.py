@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from contextvars import ContextVar, copy_context
 from typing import Any, Final
 
-from slackwater.common.base.errors import Retryable
+from slackwater.common.base.errors import Deposed, Retryable, RolledBack
 from slackwater.common.shell import ServiceDefinition, run_service
 from slackwater.common.shell.world import SimWorld, World
 from slackwater.loadgen.simulator.control.grants import hold_to
@@ -72,7 +72,7 @@ class Services:
             try:
                 await run_service(made, world, stop)
                 return
-            except Retryable:
+            except (Retryable, Deposed, RolledBack):
                 await asyncio.sleep(0.2)  # The supervisor waits, too.
                 world = self.sim.client(name)
             except Exception as error:  # Noted: a core's broken invariant is the test's failure.

@@ -32,6 +32,7 @@ def history(*told: str) -> list[Call]:
         ["submit fresh 0-1", "cancel done 2-3", "get absent 4-5", "submit known 6-7"],
         ["submit fresh 0-4", "submit known 0-4"],
         ["submit refused 0-1", "get absent 2-3"],
+        ["get absent 0-1", "submit known 2-3", "get live 4-5"],  # A copy of it was first.
         ["cancel no-such 0-1", "submit fresh 0-1"],
     ],
 )
@@ -49,7 +50,6 @@ def test_what_can_happen_is_explained(told: list[str]) -> None:
         ("taken twice at once", ["submit fresh 0-4", "submit fresh 0-4"]),
         ("a cancel is lost", ["submit fresh 0-1", "cancel done 2-3", "get live 4-5"]),
         ("cancelled before", ["submit fresh 0-1", "cancel no-such 2-3"]),
-        ("known to nobody", ["get absent 0-1", "submit known 2-3"]),
         ("it lives again", ["submit fresh 0-1", "cancel done 2-3", "submit fresh 4-5"]),
         ("an open call that came and went", [
             "submit open 0-?", "get live 1-2", "get absent 3-4",
