@@ -22,6 +22,8 @@ REQUEST_SOON_S: Final = 0.25
 RETRY_BUDGET_S: Final = 60.0
 RETRY_WAIT_S_MIN: Final = 0.05
 RETRY_WAIT_S_MAX: Final = 2.0
+NOBODY_WAIT_S_MAX: Final = 0.5
+"""The same where the bus says that nobody is there: a service that was killed is soon back."""
 ENDPOINT_CONCURRENCY: Final = 256
 """Requests that one endpoint works on at once; one more is refused with 503."""
 ADMISSIONS_MAX: Final = 1536

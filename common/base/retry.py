@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from slackwater.common.base import limits
 from slackwater.common.base.clock import Clock, LiveClock
-from slackwater.common.base.errors import Retryable
+from slackwater.common.base.errors import NobodyThere, Retryable
 
 T = TypeVar("T")
 
@@ -33,16 +33,21 @@ async def retry(
         try:
             return await call()
         except Retryable as error:
-            wait_s = next_wait_s(attempt, error.retry_after_s, rng)
+            hint_s, most_s = error.retry_after_s, limits.RETRY_WAIT_S_MAX
+            if isinstance(error, NobodyThere):  # Asking costs next to nothing.
+                most_s = limits.NOBODY_WAIT_S_MAX
+            wait_s = next_wait_s(attempt, hint_s, rng, most_s)
             if time.now_s() + wait_s > deadline_s:
                 raise
         await time.sleep_until(time.now_s() + wait_s)
 
 
-def next_wait_s(attempt: int, hint_s: float, rng: Random) -> float:
+def next_wait_s(
+    attempt: int, hint_s: float, rng: Random, most_s: float = limits.RETRY_WAIT_S_MAX
+) -> float:
     """Return the seconds to wait after the attempt-th failure (from 1): at least the hint, never
     two alike."""
-    least_s, most_s = limits.RETRY_WAIT_S_MIN, limits.RETRY_WAIT_S_MAX
+    least_s = limits.RETRY_WAIT_S_MIN
     bound_s = min(most_s, least_s * 2.0 ** min(attempt, 32))
     drawn_s = rng.uniform(least_s, bound_s)
     if drawn_s >= hint_s:

@@ -287,10 +287,10 @@ class Master:
 
     def _cancel(self, token: int, message: CancelJob, now_s: float) -> None:
         job = self.state.shown_job(message.job)
-        if job is None:
+        if job is None and not self.state.ended.taken(JobId(message.job)):
             self.state.reply(token, Refused(reason=unknown(message.job), code=NOT_FOUND))
             return
-        if not job.ended:
+        if job is not None and not job.ended:
             lifecycle.end(self.state, job, "cancelled", "cancelled by its user", now_s)
         self.state.reply(token, Ok())
 

@@ -1,4 +1,4 @@
-"""What befalls a cluster while clients use it, one thing after another, each drawn by a seed."""
+"""Faults of a cluster that clients use, one after another, each drawn by a seed."""
 
 import asyncio
 import random

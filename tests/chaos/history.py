@@ -23,7 +23,6 @@ Outcome = Literal[
     "open",  # no answer came: it may have been carried out, or will be
     "refused",  # it was not carried out
 ]  # fmt: skip
-ENDED: Final = frozenset({"completed", "cancelled", "failed"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +69,7 @@ def after(state: State, call: Call) -> State | None:
         case "submit", "known" | "open":  # Perhaps by a copy of its own that was sent before.
             return "live" if state == "absent" else state
         case "cancel", "done":
-            return "cancelled" if state == "live" else state if state in ENDED else None
+            return "cancelled" if state == "live" else state if state != "absent" else None
         case "cancel", "no-such":
             return state if state in ("absent", "gone") else None
         case "cancel", "open":

@@ -61,7 +61,10 @@ class Report:
     back_s: dict[str, tuple[float, float, float]] = field(default_factory=dict)
     """Fault -> median, 99th percentile and longest time until a submission was taken again."""
     in_flight_s: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    """The same of the time until a submission was acknowledged that was in flight at a fault."""
+    """The same of the time from a fault until a submission was acknowledged that was in flight at
+    it, and at no later one."""
+    acknowledged_s: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    """The same of the time from any submission until it was acknowledged."""
     refusals: dict[str, int] = field(default_factory=dict)
     wrong: list[str] = field(default_factory=list)
 
@@ -157,6 +160,7 @@ def _judge(report: Report, load: Load, faults: Faults, excused: set[str]) -> Non
     report.rate = median(faults.rates)
     report.back_s = {kind: spread(values) for kind, values in faults.back_s.items()}
     report.in_flight_s = spread(_in_flight(load.taken, faults.at_s))
+    report.acknowledged_s = spread([call.returned_s - call.called_s for call in load.taken])
     ran = load.ran()
     report.ran = len(ran)
     calls_told = [call for call in load.calls if call.job not in excused]
@@ -175,12 +179,12 @@ def _judge(report: Report, load: Load, faults: Faults, excused: set[str]) -> Non
 
 
 def _in_flight(taken: Sequence[Call], at_s: Sequence[float]) -> list[float]:
-    """Return how long those submissions took, from the fault on, that were in flight at one."""
+    """Return how long those submissions took, from the last fault on, that were in flight at it."""
     found = []
     for call in taken:
-        first = bisect_right(at_s, call.called_s)
-        if first < len(at_s) and at_s[first] < call.returned_s:
-            found.append(call.returned_s - at_s[first])
+        last = bisect_right(at_s, call.returned_s) - 1
+        if last >= 0 and at_s[last] > call.called_s:
+            found.append(call.returned_s - at_s[last])
     return found
 
 
@@ -209,9 +213,11 @@ def lines(report: Report) -> list[str]:
     for kind, values in report.back_s.items():
         figures = "".join(f"{value:7.2f}s" for value in values)
         told.append(f"{kind:24}{counts[kind]:6}  {figures}")
-    told.append(f"{'in flight at a fault':24}{'':6}  " + "".join(
-        f"{value:7.2f}s" for value in report.in_flight_s
-    ))  # fmt: skip
+    for what, values in (
+        ("in flight at a fault", report.in_flight_s),
+        ("all submissions", report.acknowledged_s),
+    ):
+        told.append(f"{what:24}{'':6}  " + "".join(f"{value:7.2f}s" for value in values))
     told += [f"{times} x {why}" for why, times in sorted(report.refusals.items())]
     told += [f"WRONG: {each}" for each in report.wrong[:20]]
     told.append(f"{len(report.wrong)} anomalies")

@@ -1,4 +1,4 @@
-"""What befalls a simulated system beside kills: partitions, outages, lost writes, clocks.
+"""Partitions, outages, lost writes and set clocks: what befalls a simulated system beside kills.
 
 A swarm: each seed has some of the kinds, so that what one of them hides another seed shows.
 """

@@ -8,11 +8,15 @@ A few seeds run here; `make sim` runs 200 (`python -m tests.sim.test_whole_syste
 import argparse
 import asyncio
 import logging
+import multiprocessing
+import os
 import random
 import sys
 import time
 import traceback
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from typing import Final
 
 import pytest
 import structlog
@@ -197,7 +201,12 @@ def run_seed(seed: int) -> Seen:
     return run_simulated(_story(seed))
 
 
-@pytest.mark.parametrize("seed", range(2))
+FOUND: Final = (15,)
+"""Seeds that found a fault, since mended. 15: a profile that an outage had made too long was
+corrected, and the job stayed where its tasks could be late (controller/policies/edf.py)."""
+
+
+@pytest.mark.parametrize("seed", [*range(2), *FOUND])
 def test_ten_minutes_of_everything_break_no_invariant(seed: int) -> None:
     seen = run_seed(seed)
     assert seen.jobs >= 5
@@ -206,30 +215,41 @@ def test_ten_minutes_of_everything_break_no_invariant(seed: int) -> None:
     assert seen.served > 300
 
 
+def judged(seed: int) -> tuple[int, Seen | None, str, float]:
+    """Run a seed; return what was seen, or why it failed, and the seconds of CPU that it took."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    began_s = time.process_time()
+    try:
+        seen = run_seed(seed)
+    except Exception:  # Printed with its seed: the run goes on to the others, and fails.
+        return seed, None, traceback.format_exc(limit=-2), time.process_time() - began_s
+    return seed, seen, "", time.process_time() - began_s
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=200)
     parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
     chosen = parser.parse_args()
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    failed = []
-    began_s = time.process_time()
-    total = Seen()
-    for seed in range(chosen.first, chosen.first + chosen.seeds):
-        try:
-            seen = run_seed(seed)
-        except BaseException as error:
-            if isinstance(error, KeyboardInterrupt):
-                raise
-            failed.append(seed)
-            traceback.print_exc(limit=-2)
-            sys.stdout.write(f"seed {seed}: {type(error).__name__}\n")
-            continue
-        for name, value in vars(seen).items():
-            setattr(total, name, getattr(total, name) + value)
-        sys.stdout.write(f"seed {seed}: {seen}, {time.process_time() - began_s:.1f} s CPU\n")
-        sys.stdout.flush()
-    sys.stdout.write(f"{chosen.seeds - len(failed)} of {chosen.seeds} seeds passed: {total}\n")
+    failed, total, cpu_s = [], Seen(), 0.0
+    seeds = range(chosen.first, chosen.first + chosen.seeds)
+    with ProcessPoolExecutor(chosen.processes, multiprocessing.get_context("spawn")) as pool:
+        for seed, seen, why, spent_s in pool.map(judged, seeds):
+            cpu_s += spent_s
+            if seen is None:
+                failed.append(seed)
+                sys.stdout.write(f"seed {seed} FAILED: {why}\n")
+                continue
+            for name, value in vars(seen).items():
+                setattr(total, name, getattr(total, name) + value)
+            sys.stdout.write(f"seed {seed}: {seen}, {spent_s:.1f} s CPU\n")
+            sys.stdout.flush()
+    passed = f"{chosen.seeds - len(failed)} of {chosen.seeds} seeds passed"
+    sys.stdout.write(f"{passed}, {cpu_s / chosen.seeds:.1f} s CPU each: {total}\n")
+    if failed:
+        again = f"python -m tests.sim.test_whole_system --seeds 1 --first {failed[0]}"
+        sys.stdout.write(f"failed: {failed}; {again}\n")
     return 1 if failed else 0
 
 

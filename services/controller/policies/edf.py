@@ -80,14 +80,17 @@ class Edf(Cyclic):
         alone = all(there[home.id] == [job] for home in homes)
         if alone and len(homes) >= min(subject.servers, len(subject.places)):
             return Expected(0.0)
-        late_s = max(
-            (self._late_s(view, home, [jobs[id] for id in there[home.id]])[job] for home in homes),
-            default=0.0,
-        )
-        limit = loss_limit(subject, view)
-        if late_s <= slack_s(subject.iteration_s, limit):
+        by_home = {
+            home.id: self._late_s(view, home, [jobs[id] for id in there[home.id]])[job]
+            for home in homes
+        }
+        late_s, limit = max(by_home.values(), default=0.0), loss_limit(subject, view)
+        slack = slack_s(subject.iteration_s, limit)
+        if late_s <= slack:
             return Expected(min(limit, late_s / (subject.iteration_s + late_s)))
-        return Expected(late_s / (subject.iteration_s + late_s) if late_s < inf else 1.0)
+        loss = late_s / (subject.iteration_s + late_s) if late_s < inf else 1.0
+        where = tuple(id for id, each_s in by_home.items() if each_s > slack)
+        return Expected(loss, where, job)  # It fitted when it was placed: by another profile.
 
     def plans(self, view: ClusterView) -> dict[AggregatorId, TaskIntervals]:
         """Return each job's own D_j: no job is stretched."""

@@ -1,4 +1,4 @@
-"""What `make audit` says of a report of pip-audit's, and when it fails."""
+"""The judgement of `make audit` on a report of pip-audit's."""
 
 import runpy
 from pathlib import Path

@@ -74,6 +74,8 @@ async def service(state_dir: Path) -> Any:
     await processes.start(told)  # type: ignore[arg-type]  # what of a port is used
     processes.find(FindProcesses())
     yield processes, told
+    for job, rank in list(processes._watched):  # A test that fails leaves its programs.
+        processes.signal(SignalRank(JobId(job), rank, kill=True))
     await processes.stop()
 
 

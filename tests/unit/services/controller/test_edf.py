@@ -270,12 +270,29 @@ def test_no_admitted_job_loses_more_than_its_limit_in_the_slots(
         assert lost <= (expected.loss or LIMIT) + 1e-6, (name, lost, expected)
 
 
+def test_a_job_that_fitted_by_another_profile_is_to_leave_where_it_does_not() -> None:
+    """Seed 15 of the whole system: an outage had made a profile too long, its correction left two
+    jobs where a task of theirs may be late."""
+    jobs = [
+        job("j1", 0.819, [0.188, 0.1], [0.9, 0.5], ["a", "b"]),
+        job("j2", 0.924, [0.524], [0.9], ["a"]),
+    ]
+    expected = Edf().explains(view(["a", "b"], jobs), JobId("j2"))
+    assert expected is not None
+    assert expected.leaving in (None, "j2")
+    crowded = [*jobs[:1], job("j2", 0.5, [0.524], [0.9], ["a"])]
+    expected = Edf().explains(view(["a", "b"], crowded), JobId("j2"))
+    assert expected is not None
+    assert (expected.where, expected.leaving) == (("a",), "j2")
+
+
 def test_what_cannot_be_in_time_is_expected_to_lose_more_than_the_limit() -> None:
     """Placed by force, two jobs that need three quarters each lose a third."""
     jobs = [job(name, 1.0, [0.75], [0.9], ["a"]) for name in ("j1", "j2")]
     expected = Edf().explains(view(["a"], jobs), JobId("j1"))
     assert expected is not None
     assert expected.loss == pytest.approx(1 / 3)
+    assert (expected.where, expected.leaving) == (("a",), "j1")
     crowd = [job("j1", 1.0, [0.75], [0.0], ["a"]), job("j2", 1.0, [0.2], [0.0], ["a"])]
     expected = Edf().explains(view(["a"], crowd), JobId("j2"))
     assert expected is not None

@@ -5,7 +5,7 @@ import pytest
 from tests.unit.services.master.test_master_core import Harness, spec, submitted
 
 from slackwater.common.base.limits import RETRY_BUDGET_S
-from slackwater.schemas.base import JobId, Message, Refused
+from slackwater.schemas.base import JobId, Message, Ok, Refused
 from slackwater.schemas.job_requests import (
     CancelJob,
     DeleteJob,
@@ -51,6 +51,12 @@ def test_a_submission_that_comes_again_after_its_record_is_gone_does_not_run_aga
         assert (answer.known.state, answer.known.spec.id) == ("cancelled", "j0")
         assert set(harness.stored["jobs"]) == {"j2"}
         harness.restart()
+
+
+def test_a_cancel_that_comes_again_after_its_record_is_gone_is_done() -> None:
+    harness = dropped()
+    assert isinstance(harness.answer(CancelJob(job="j0")), Ok)
+    assert "there is no job never" in reason(harness.answer(CancelJob(job="never")))
 
 
 def test_another_job_under_that_id_is_refused_until_no_client_can_still_try() -> None:
