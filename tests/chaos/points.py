@@ -25,6 +25,7 @@ ELSEWHERE: Final = {
     "aggregator.request.": "a migration: tests/integration/aggregator",
     "aggregator.publish.": "a migration",
     "profiler.request.": "it sends no command",
+    "profiler.reply.": "nobody asks it, but for its health",
     "worker.publish.": "it tells no fact",
 }
 """Points that this load does not lead to: what does."""

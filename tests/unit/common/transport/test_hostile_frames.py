@@ -4,15 +4,20 @@ listener moves frames and bytes all the time.
 """
 
 import asyncio
+import contextlib
+import gc
 import random
 import socket
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
+import psutil
 import pytest
 from tests.unit.common.transport.conftest import open_files
+from tests.waiting import soon
 
 from slackwater.common.base import limits
 from slackwater.common.base.retry import retry
@@ -326,3 +331,71 @@ async def test_a_byte_now_and_then_is_no_progress(kind: str, when: str, tmp_path
         else:
             async with here.greeted() as connections:
                 await until_ended(connections[-1], connections[:-1], [FRAME, WRITE][kind == "tcp"])
+
+
+# Many of all kinds --------------------------------------------------------------------------------
+
+FRAMES_OF_A_PEER = 60
+NUMBERS = (0, 1, 2, 63, 64, 1 << 16, (1 << 31) - 1, (1 << 32) - 1)
+
+
+def any_record(rng: random.Random) -> bytes:
+    """Return a record of any kind, with any numbers, whose length is seldom a lie."""
+    body = rng.choice((b"", rng.randbytes(16), rng.randbytes(32), rng.randbytes(300)))
+    length = rng.choice(LENGTHS) if rng.random() < 0.02 else len(body)
+    kind, handle = rng.randrange(30), rng.choice(NUMBERS)
+    offset, number = rng.choice((*NUMBERS, *LENGTHS[2:])), rng.choice(NUMBERS)
+    return wire.HEADER.pack(kind, handle, offset, number, length) + body
+
+
+async def storm(made: Place, rng: random.Random, frames: int) -> int:
+    """Send so many frames, a few dozen on each connection, and return how many were."""
+    sent = 0
+
+    async def one(control: Raw) -> int:
+        """Send until the other side closes, and read what it answers, so that it never waits."""
+        done = 0
+        for _ in range(FRAMES_OF_A_PEER // 10):
+            await control.say(b"".join(any_record(rng) for _ in range(10)))
+            done += 10
+            with contextlib.suppress(BlockingIOError):
+                while control.sock.recv(65536):
+                    continue
+                return done
+        return done
+
+    while sent < frames:
+        with contextlib.suppress(ConnectionError, AssertionError, TimeoutError):
+            async with asyncio.timeout(5.0):
+                if rng.random() < 0.2:  # Without a greeting.
+                    async with made.raw() as stranger:
+                        sent += await one(stranger)
+                    continue
+                async with made.greeted() as streams:
+                    sent += await one(rng.choice(streams))
+    return sent
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        10_000,
+        pytest.param(1_000_000, marks=[pytest.mark.nightly, pytest.mark.timeout(1700)]),
+    ],
+)
+async def test_frames_of_all_kinds_leave_nothing(kind: str, frames: int, tmp_path: Path) -> None:
+    """No descriptor, no thread, and memory within 64 MB."""
+    rng, process = random.Random(f"{kind}/{frames}"), psutil.Process()
+    async with place(kind, tmp_path) as made:
+        await storm(made, rng, frames // 10)
+        await asyncio.sleep(1.2 * limits.RESUME_S)  # Streams that broke may resume for so long.
+        files, threads = len(open_files()), threading.active_count()
+        resident = process.memory_info().rss
+        assert await storm(made, rng, frames) >= frames
+        await soon(
+            lambda: len(open_files()) <= files and threading.active_count() <= threads,
+            within_s=4 * limits.RESUME_S,
+        )
+        gc.collect()
+        assert process.memory_info().rss - resident < 64 * 1024 * 1024
+        await made.progress()
