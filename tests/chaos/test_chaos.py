@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from tests.chaos import points
 from tests.chaos.run import Plan, Report, lines, run
+from tests.chaos.soak import soak
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]
 
@@ -47,3 +48,11 @@ async def test_each_failpoint_with_each_action(tmp_path: Path) -> None:
 async def test_many_of_one_kind(fault: str, times: int, most_s: float, tmp_path: Path) -> None:
     report = await judged(Plan((fault,), times, rate=100.0, programs=0.02, seed=7), tmp_path)
     assert report.back_s[fault][1] < most_s
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(4000)
+async def test_an_hour_of_use_leaves_nothing_behind(tmp_path: Path) -> None:
+    told = await soak(3600.0, 10.0, tmp_path)
+    assert told.calls > 60_000
+    assert not told.wrong, "\n".join(told.wrong)

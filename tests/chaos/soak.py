@@ -1,0 +1,122 @@
+"""A cluster in everyday use for a long time: nothing of it may grow.
+
+Memory, descriptors, threads and files of each service are sampled while clients submit, read and
+cancel jobs. Once what is kept for a while has been filled (ids of ended jobs for ten minutes, a
+thousand records), the last part of the run is compared with the one before.
+"""
+
+import asyncio
+import random
+import time
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Final
+
+import psutil
+from tests.chaos.history import unexplained
+from tests.chaos.load import Load, patient
+
+from slackwater.common.embedded import ClusterOptions, EmbeddedCluster
+from slackwater.common.shell.client import connect
+
+EVERY_S: Final = 2.0
+FILLED: Final = 0.4
+"""The part of a run in which what is kept is filled."""
+MEMORY_GROWS: Final = 1.05
+"""Most that the median of resident memory of the last part may be of the part before; and
+MEMORY_BYTES more, which is less than a page table's step."""
+MEMORY_BYTES: Final = 2 * 1024 * 1024
+COUNT_GROWS: Final = 2
+"""The same of descriptors and threads, in numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    resident_bytes: int
+    descriptors: int
+    threads: int
+
+
+@dataclass
+class Soak:
+    """The samples of each unit, and what is below the state folder."""
+
+    units: dict[str, list[Sample]] = field(default_factory=dict)
+    files: list[int] = field(default_factory=list)
+    nbytes: list[int] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+    calls: int = 0
+
+    def look(self, cluster: EmbeddedCluster) -> None:
+        for unit in cluster.supervisor.status():
+            try:
+                process = psutil.Process(unit.pid)
+                with process.oneshot():
+                    sample = Sample(
+                        process.memory_info().rss, process.num_fds(), process.num_threads()
+                    )
+            except psutil.NoSuchProcess:
+                self.wrong.append(f"{unit.name} has no process")
+                continue
+            self.units.setdefault(unit.name, []).append(sample)
+        files, nbytes = _below(cluster.supervisor.state_dir)
+        self.files.append(files)
+        self.nbytes.append(nbytes)
+
+    def judge(self) -> None:
+        for name, samples in self.units.items():
+            before, last = parts(samples)
+            resident = [median(each.resident_bytes for each in part) for part in (before, last)]
+            if resident[1] > MEMORY_GROWS * resident[0] + MEMORY_BYTES:
+                grown = " and then ".join(f"{each / 2**20:.1f} MB" for each in resident)
+                self.wrong.append(f"{name} has {grown} resident")
+            for what in ("descriptors", "threads"):
+                counts = [max(getattr(each, what) for each in part) for part in (before, last)]
+                if counts[1] > counts[0] + COUNT_GROWS:
+                    self.wrong.append(f"{name} has {counts[0]} and then {counts[1]} {what}")
+        files = [max(part) for part in parts(self.files)]
+        if files[1] > 1.1 * files[0]:
+            self.wrong.append(f"there are {files[0]} and then {files[1]} files")
+
+
+def parts(samples: list) -> tuple[list, list]:  # type: ignore[type-arg]
+    """Return the two halves of what came after all was filled."""
+    kept = samples[int(FILLED * len(samples)) :]
+    return kept[: len(kept) // 2], kept[len(kept) // 2 :]
+
+
+def _below(folder: Path) -> tuple[int, int]:
+    """Count files and bytes; what goes meanwhile counts for nothing."""
+    files = nbytes = 0
+    for path in folder.rglob("*"):
+        try:
+            found = path.lstat()
+        except FileNotFoundError:
+            continue
+        files, nbytes = files + 1, nbytes + found.st_size
+    return files, nbytes
+
+
+async def soak(seconds: float, rate: float, folder: Path, seed: int = 1) -> Soak:
+    """Use a cluster for so long, at `rate` submissions a second, a tenth of them with programs."""
+    options = ClusterOptions(controllers=1, aggregators=2, cpu_share=0.2)
+    told = Soak()
+    async with AsyncExitStack() as stack:
+        cluster = await stack.enter_async_context(EmbeddedCluster(options))
+        client = patient(await stack.enter_async_context(connect(cluster.url, "soak")))
+        load = Load([client], rate, 0.1, folder, random.Random(seed))
+        running = asyncio.ensure_future(load.run())
+        until_s = time.monotonic() + seconds
+        try:
+            while time.monotonic() < until_s:
+                await asyncio.sleep(EVERY_S)
+                await asyncio.to_thread(told.look, cluster)
+        finally:
+            load.end()
+            await running
+        told.wrong += [f"no order explains {job}" for job in unexplained(load.calls, load.models)]
+        told.calls = len(load.calls)
+    told.judge()
+    return told
