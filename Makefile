@@ -11,7 +11,7 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 # Every service is a process: without kept bytecode each start compiles all it imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup setup-dev setup-torch kernels run test thorough nightly experiment vm-test gpu-test audit chaos setup-lab lab lab-test lab-upgrade wheelhouse lint type format bench lock size sim clean
+.PHONY: help setup setup-dev setup-torch kernels run test thorough nightly experiment vm-test gpu-test audit chaos mutants setup-lab lab lab-test lab-upgrade wheelhouse lint type format bench lock size sim clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -57,7 +57,7 @@ nightly: setup-dev setup-torch kernels ## what is long and seldom fails, the exp
 	$(BIN)/python -m pytest -q -n 3 --dist worksteal -m 'nightly and not lab' --timeout 1800 tests \
 	  --ignore tests/integration/fidelity
 	$(BIN)/python -m pytest -q -m nightly --timeout 1800 tests/integration/fidelity
-	$(MAKE) sim experiment lab-test lab-upgrade
+	$(MAKE) sim mutants experiment lab-test lab-upgrade
 
 experiment: setup ## the paper's figure 10 with its controls; a quiet machine, some minutes
 	@$(BIN)/slackwater compile folds streams
@@ -84,6 +84,9 @@ audit: setup $(STAMP)-audit ## known vulnerabilities of the pinned packages, and
 
 chaos: setup-dev ## kills and pauses of each service under load, judged by what clients were told; CHAOS_ARGS="--times 500 ..."
 	$(BIN)/python -m tests.chaos $(CHAOS_ARGS)
+
+mutants: setup-dev kernels ## single changes of what matters most: do the unit tests notice? MUTANTS_ARGS="--count 60"
+	$(BIN)/python -m tests.mutants $(MUTANTS_ARGS)
 
 wheelhouse: setup ## the wheels of a release, for machines without a network: deploy/ansible/wheelhouse.tar
 	$(BIN)/python deploy/wheelhouse.py deploy/ansible/wheelhouse.tar
