@@ -74,7 +74,7 @@ OWN_POINTS: Final = (
     "slabd.make.after",  # it is made and kept, the core does not know
     "slabd.lend.before",  # a slab is about to be a device's, by its trailer
     "slabd.lend.after",  # the trailer says so, the device does not know
-    "slabd.renew.before",  # a returned slab is about to be fenced off and cleared
+    "slabd.clear.before",  # a returned slab is about to be fenced off and cleared
     "slabd.free.before",  # memory is about to be given back to the machine
     "slabd.free.after",  # it is gone, the store still names it
     "profiler.measure.before",  # the host's load is about to be measured

@@ -158,7 +158,7 @@ class Slabs:
     async def renew(self, effect: RenewSlab) -> SlabMade:
         """Returned in good order: the next device must not see what this one wrote, nor this one
         what the next one writes. Where only a key led to the memory, zeros will do."""
-        failpoint("slabd.renew.before")
+        failpoint("slabd.clear.before")
         slab, generation = effect.slab, effect.generation
         region = self.regions[slab]
         trailer.write_fence(region.buffer, trailer.REVOKED, generation)
