@@ -78,7 +78,7 @@ from slackwater.services.worker.events import (
 )
 from slackwater.services.worker.rank_state import Rank as _Rank
 from slackwater.services.worker.rank_state import Reserved as _Reserved
-from slackwater.services.worker.rank_state import run, said
+from slackwater.services.worker.rank_state import misfit, run, said
 
 STOPPED_S: Final = 60.0
 """Seconds for which an attempt that was told to stop is not begun by an order that comes late: no
@@ -191,16 +191,16 @@ class WorkerCore:
 
     def _remember_meeting(self, found: Found) -> None:
         """Let ranks that start later meet where those did which a former life started."""
-        if not found.rendezvous or found.state == "exited":
-            return
         host, _, port = found.rendezvous.rpartition(":")
+        if not port.isdecimal() or found.state == "exited":
+            return
         kept = _Reserved(found.attempt // RUN_ATTEMPTS, 0, (), host=host, port=int(port))
         kept.rendezvous = found.rendezvous
         self._reserved[found.job] = kept
 
     def _start(self, token: int, message: StartWorkers, now_s: float) -> list[Effect]:
         job = JobId(message.job)
-        if refused := self._not_now(job, message.job_attempt):
+        if refused := self._not_now(job, message.job_attempt) or misfit(self._node, message):
             return [Reply(token, refused)]
         attempts = message.attempts or (0,) * len(message.ranks)
         asked = zip(message.ranks, attempts, strict=True)

@@ -109,7 +109,7 @@ def gang_environment(effect: RunRank, node: NodeId) -> dict[str, str]:
         return {}
     host, _, port = effect.rendezvous.rpartition(":")
     allocation = effect.allocation or ((node, effect.workers),)
-    each = held(allocation) // effect.workers
+    each = max(1, held(allocation) // effect.workers)
     sizes = [(name, number // each) for name, number in allocation]
     group = [name for name, _ in sizes].index(node)
     first, local = sum(size for _, size in sizes[:group]), sizes[group][1]

@@ -3,7 +3,8 @@
 import signal
 from dataclasses import dataclass
 
-from slackwater.schemas.base import RUN_ATTEMPTS, JobId
+from slackwater.schemas.base import RUN_ATTEMPTS, JobId, NodeId, Refused
+from slackwater.schemas.gpus import described
 from slackwater.schemas.workers import RESERVED_S, StartWorkers
 from slackwater.services.worker.effects import RunRank
 from slackwater.services.worker.events import Found, RankState
@@ -42,6 +43,17 @@ class Rank:
     @property
     def over(self) -> bool:
         return self.state in ("exited", "reported")
+
+
+def misfit(node: NodeId, message: StartWorkers) -> Refused | None:
+    """Refuse ranks of a job that, by its own allocation, has none here, or that meet nowhere."""
+    meets = message.rendezvous
+    if meets and not meets.rpartition(":")[2].isdecimal():
+        return Refused(reason=f"rendezvous: {meets!r} is not host:port")
+    if not message.allocation or node in dict(message.allocation):
+        return None
+    where = described(message.allocation)
+    return Refused(reason=f"{node}: job {message.job} has nothing here, but on {where}")
 
 
 def said(code: int | None) -> int:

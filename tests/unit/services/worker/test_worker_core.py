@@ -1,8 +1,10 @@
 """The worker core: a rank is started once, and its end is told until the master has stored it."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
+import pytest
 
 from slackwater.common.base.effects import (
     Action,
@@ -291,3 +293,25 @@ def test_ranks_that_leave_end_alone_and_may_come_again_before_their_grace_is_ove
     assert run(1, 1) in worker.step(Requested(3, again), 12.0)
     assert worker.step(TimerFired(due), 15.0) == []
     assert worker.running() == ((J1, 0), (J1, 1))
+
+
+@pytest.mark.parametrize(
+    ("odd", "said"),
+    [
+        ({"allocation": ((NodeId("other"), 2),)}, "job j1 has nothing here, but on other:2"),
+        ({"rendezvous": "host:a\n"}, "rendezvous: 'host:a\\n' is not host:port"),
+    ],
+)
+def test_an_order_that_is_not_this_node_s_starts_nothing(odd: dict[str, Any], said: str) -> None:
+    """It ended the service, and an intention on the disk ended each of its next lives."""
+    worker = core()
+    effects = worker.step(Requested(1, msgspec.structs.replace(START, **odd)), 1.0)
+    (reply,) = effects
+    assert isinstance(reply, Reply)
+    assert isinstance(reply.message, Refused)
+    assert said in reply.message.reason
+
+
+def test_an_intention_with_a_damaged_meeting_place_ends_no_service() -> None:
+    found = Found(J1, 0, "running", rendezvous="host:a\n")
+    assert core(found=(found,)).step(Requested(1, START), 1.0)
