@@ -76,6 +76,19 @@ Environment = Annotated[
     msgspec.Meta(max_length=ENV_MAX),
 ]
 """Name -> value of environment variables."""
+
+
+def holds_nul(program: tuple[str, ...], folder: str, env: dict[str, str]) -> str:
+    """Say which of these holds a NUL character, with which no program can be started; empty:
+    none."""
+    if any("\0" in word for word in program):
+        return "program: a word of it holds a NUL character"
+    if "\0" in folder:
+        return "folder: it holds a NUL character"
+    names = [name for name, value in env.items() if "\0" in value]
+    return f"env: {names[0]} holds a NUL character" if names else ""
+
+
 OWN_ENV: Final = "SLACKWATER_"
 """Variables that begin so tell a program what it is: nobody else sets them."""
 

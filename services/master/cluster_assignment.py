@@ -12,7 +12,7 @@ from slackwater.schemas import subjects
 from slackwater.schemas.base import CONFLICT, NOT_FOUND, RUNS_MAX, ClusterId, JobId, Refused
 from slackwater.schemas.job_requests import JobRegistered, RegisterJob
 from slackwater.schemas.job_states import STATE_SAID
-from slackwater.schemas.jobs import JobRecord, JobSpec
+from slackwater.schemas.jobs import JobRecord, JobSpec, holds_nul
 from slackwater.schemas.placement import PlaceJob
 from slackwater.schemas.tensors import largest_share
 from slackwater.services.master.admission import Hold, aggregates, beyond_quota, limits_of
@@ -51,6 +51,8 @@ def admit(state: State, spec: JobSpec, now_s: float) -> Refused | None:
             "or delete it and start the master again; or choose another id",
             code=CONFLICT,
         )
+    if odd := holds_nul(spec.program, spec.folder, spec.env):
+        return Refused(reason=f"job {id}: {odd}")
     refused = (
         state.no_room(spec)
         or _ignored(state, spec)

@@ -212,7 +212,7 @@ class WorkerCore:
         if refused := self._came_late(job, message, new, now_s):
             return [Reply(token, refused)]
         ids = tuple(id for rank in new for id in rank.gpu_ids)
-        if new and (refused := self._no_room(job, len(new), ids, message.program)):
+        if new and (refused := self._no_room(job, len(new), ids)):
             return [Reply(token, refused)]
         message = self._meeting(job, message)
         effects: list[Effect] = []
@@ -235,14 +235,9 @@ class WorkerCore:
                 return Refused(reason=reason, retry_after_s=1.0)
         return None
 
-    def _no_room(
-        self, job: JobId, ranks: int, gpu_ids: tuple[str, ...], program: tuple[str, ...]
-    ) -> Refused | None:
+    def _no_room(self, job: JobId, ranks: int, gpu_ids: tuple[str, ...]) -> Refused | None:
         """Say why so many new ranks of the job cannot run beside what runs and is reserved: slots,
         GPUs or disk that others have."""
-        if not program:
-            reason = f"job {job} has no program; its user starts it by hand"
-            return Refused(reason=reason)
         if self._short:
             # A refusal for good would fail each queued job that is sent here, one after the other.
             return Refused(reason=f"{self._node}: {self._short}", retry_after_s=1.0, code=TOO_MANY)
@@ -270,7 +265,8 @@ class WorkerCore:
 
     def _prepare(self, token: int, message: PrepareWorkers, now_s: float) -> list[Effect]:
         job, attempt = JobId(message.job), message.attempt
-        if refused := self._not_now(job, attempt) or self._was_stopped(job, attempt, now_s):
+        refused = self._not_now(job, attempt) or misfit(self._node, message)
+        if refused := refused or self._was_stopped(job, attempt, now_s):
             return [Reply(token, refused)]
         known = self._reserved.get(job)
         if known is not None and known.attempt > attempt:
@@ -278,7 +274,7 @@ class WorkerCore:
             return [Reply(token, Refused(reason=reason, code=CONFLICT))]
         begun = [rank for rank in message.ranks if self._began(job, rank, attempt)]
         new = len(message.ranks) - len(begun)
-        if new and (refused := self._no_room(job, new, message.gpu_ids, message.program)):
+        if new and (refused := self._no_room(job, new, message.gpu_ids)):
             return [Reply(token, refused)]
         if known is None or known.attempt < attempt:
             kept_s = room_s(message.pack, message.venv)
@@ -444,7 +440,7 @@ class WorkerCore:
             node=self._node,
             code=said(rank.code),
             code_known=rank.code is not None,
-            result=rank.result,
+            result=rank.result[: limits.RESULT_BYTES_MAX],
             attempt=rank.attempt,
         )
         return Request(

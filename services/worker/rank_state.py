@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from slackwater.schemas.base import RUN_ATTEMPTS, JobId, NodeId, Refused
 from slackwater.schemas.gpus import described
-from slackwater.schemas.workers import RESERVED_S, StartWorkers
+from slackwater.schemas.jobs import holds_nul
+from slackwater.schemas.workers import RESERVED_S, PrepareWorkers, StartWorkers
 from slackwater.services.worker.effects import RunRank
 from slackwater.services.worker.events import Found, RankState
 
@@ -45,8 +46,16 @@ class Rank:
         return self.state in ("exited", "reported")
 
 
-def misfit(node: NodeId, message: StartWorkers) -> Refused | None:
-    """Refuse ranks of a job that, by its own allocation, has none here, or that meet nowhere."""
+def misfit(node: NodeId, message: StartWorkers | PrepareWorkers) -> Refused | None:
+    """Refuse ranks that cannot be started anywhere, or of a job that, by its own allocation, has
+    none here."""
+    if not message.program:
+        reason = f"job {message.job} has no program; its user starts it by hand"
+        return Refused(reason=reason)
+    if odd := holds_nul(message.program, message.folder, message.env):
+        return Refused(reason=odd)
+    if isinstance(message, PrepareWorkers):
+        return None
     meets = message.rendezvous
     if meets and not meets.rpartition(":")[2].isdecimal():
         return Refused(reason=f"rendezvous: {meets!r} is not host:port")

@@ -286,7 +286,7 @@ class Processes:
             if not await self._forked(files, intent, environment, held):
                 child = files.start(intent, environment, held[0], held[1:])
             failpoint("worker.start.after")
-        except (CodeMissing, OSError) as error:
+        except (CodeMissing, OSError, ValueError) as error:  # An old intention's NUL.
             del self._starting[files.job, files.rank]
             self._not_started(intent, error)
             return

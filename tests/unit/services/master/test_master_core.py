@@ -225,6 +225,23 @@ def test_the_same_submission_twice_is_accepted_and_another_one_is_refused_by_nam
     assert "another id" in other.reason
 
 
+@pytest.mark.parametrize(
+    ("odd", "said"),
+    [
+        ({"program": ("python", "a\0b")}, "job a: program: a word of it holds a NUL"),
+        ({"folder": "/tmp/\0"}, "job a: folder: it holds a NUL"),
+        ({"env": {"A": "\0"}}, "job a: env: A holds a NUL"),
+    ],
+)
+def test_what_no_program_can_be_started_with_is_refused(odd: dict[str, Any], said: str) -> None:
+    """A worker service ended by it, and again at each of its starts."""
+    harness = Harness()
+    answer = harness.answer(SubmitJob(spec=msgspec.structs.replace(spec("a"), **odd)))
+    assert isinstance(answer, Refused)
+    assert said in answer.reason
+    assert harness.stored["jobs"] == {}
+
+
 def test_a_job_runs_on_a_node_with_room_and_is_completed_when_all_ranks_ended_well() -> None:
     harness = Harness()
     submitted(harness, "a")

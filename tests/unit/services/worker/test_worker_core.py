@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from slackwater.common.base import codec
 from slackwater.common.base.effects import (
     Action,
     Answered,
@@ -20,7 +21,7 @@ from slackwater.common.base.effects import (
 )
 from slackwater.schemas.base import RUN_ATTEMPTS, JobId, NodeId, Ok, Refused
 from slackwater.schemas.logs import LogPiece, ReadLog
-from slackwater.schemas.workers import StartWorkers, StopWorkers, WorkerExited
+from slackwater.schemas.workers import PrepareWorkers, StartWorkers, StopWorkers, WorkerExited
 from slackwater.services.worker.core import WorkerCore
 from slackwater.services.worker.effects import (
     FindProcesses,
@@ -300,6 +301,10 @@ def test_ranks_that_leave_end_alone_and_may_come_again_before_their_grace_is_ove
     [
         ({"allocation": ((NodeId("other"), 2),)}, "job j1 has nothing here, but on other:2"),
         ({"rendezvous": "host:a\n"}, "rendezvous: 'host:a\\n' is not host:port"),
+        ({"program": ()}, "job j1 has no program"),
+        ({"program": ("python", "a\0b")}, "program: a word of it holds a NUL"),
+        ({"folder": "\0"}, "folder: it holds a NUL"),
+        ({"env": {"A": "b", "C": "\0"}}, "env: C holds a NUL"),
     ],
 )
 def test_an_order_that_is_not_this_node_s_starts_nothing(odd: dict[str, Any], said: str) -> None:
@@ -315,3 +320,19 @@ def test_an_order_that_is_not_this_node_s_starts_nothing(odd: dict[str, Any], sa
 def test_an_intention_with_a_damaged_meeting_place_ends_no_service() -> None:
     found = Found(J1, 0, "running", rendezvous="host:a\n")
     assert core(found=(found,)).step(Requested(1, START), 1.0)
+
+
+def test_preparing_a_job_without_a_program_is_refused_whatever_ranks_are_named() -> None:
+    message = PrepareWorkers(job="j1", attempt=0, ranks=(), program=())
+    (reply,) = core().step(Requested(1, message), 1.0)
+    assert isinstance(reply, Reply)
+    assert isinstance(reply.message, Refused)
+
+
+def test_what_a_rank_ended_with_is_no_longer_than_the_master_takes() -> None:
+    """Else its end would be reported again and again, and never taken."""
+    worker = core()
+    worker.step(Requested(1, START), 1.0)
+    (_, report) = worker.step(ProcessExited(J1, 0, 127, "x" * 5000), 2.0)
+    assert isinstance(report, Request)
+    codec.decode(codec.encode(report.message), WorkerExited)
