@@ -30,7 +30,8 @@ MaybeId = Annotated[str, msgspec.Meta(pattern=r"^([A-Za-z0-9][A-Za-z0-9_-]{0,62}
 """An id, or empty: there is none."""
 
 REASON_CHARS_MAX: Final = 1024
-Text = Annotated[str, msgspec.Meta(max_length=4096)]
+TEXT_CHARS_MAX: Final = 4096
+Text = Annotated[str, msgspec.Meta(max_length=TEXT_CHARS_MAX)]
 SECRET_CHARS_MAX: Final = 64
 Secret = Annotated[str, msgspec.Meta(max_length=SECRET_CHARS_MAX)]
 """A token that only its holders know, in hex."""

@@ -6,7 +6,15 @@ told by the controller in each report until the job is placed anew, under the ne
 processes of the former placement do or say late changes nothing.
 """
 
-from slackwater.schemas.base import CONFLICT, NOT_FOUND, RUNS_MAX, Message, Ok, Refused
+from slackwater.schemas.base import (
+    CONFLICT,
+    NOT_FOUND,
+    RUNS_MAX,
+    TEXT_CHARS_MAX,
+    Message,
+    Ok,
+    Refused,
+)
 from slackwater.schemas.cluster import LostTables
 from slackwater.schemas.job_requests import KeepMark
 from slackwater.services.master.gangs import is_rank_0
@@ -27,6 +35,8 @@ def keep(state: State, message: KeepMark, now_s: float) -> Message:
     folder = f"{record.spec.save_to}/{message.mark}"
     if not record.spec.save_to:
         return Refused(reason=f"job {job.id} has no folder for marks (save_to)")
+    if len(folder) > TEXT_CHARS_MAX:
+        return Refused(reason=f"job {job.id}: its folder for marks (save_to) has too long a name")
     if record.mark != folder:
         state.change(job, now_s, mark=folder)
     return Ok()

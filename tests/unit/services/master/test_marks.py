@@ -183,3 +183,17 @@ def test_as_often_as_a_job_may_be_placed() -> None:
 def test_a_job_that_cannot_go_back(fields: dict[str, Any], fault: str) -> None:
     with pytest.raises(ValueError, match=fault):
         SubmitJob(spec=spec("a", **{**FIELDS, **fields}))
+
+
+def test_a_mark_whose_folder_would_have_too_long_a_name_is_refused() -> None:
+    """It broke the master's core: its record could not be stored."""
+    harness = Harness()
+    submitted(harness, "a", **(FIELDS | {"save_to": "/" + "s" * 4090}))
+    harness.node()
+    harness.report("c0", 4.0)
+    confirm(harness, Order("start"))
+    place(harness)
+    refused = keep(harness, "mark-1")
+    assert isinstance(refused, Refused)
+    assert "save_to" in refused.reason
+    assert harness.job("a").mark == ""
