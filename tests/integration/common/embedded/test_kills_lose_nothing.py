@@ -93,13 +93,17 @@ async def loaded(lab: Any) -> AsyncIterator[Load]:
     await load.check()
 
 
-@pytest.mark.parametrize("point", failpoints.SHELL_POINTS)
+POINTS = [point for point in failpoints.SHELL_POINTS if not point.startswith("witness.")]
+"""The toy has no folder, so it keeps no witness. Services that do are in tests/chaos."""
+
+
+@pytest.mark.parametrize("point", POINTS)
 async def test_kill_at_a_failpoint(lab: Any, point: str) -> None:
     victim = "t2" if point.startswith("request") else "t1"
     async with loaded(lab) as load:
         unit = lab.supervisor.units[victim]
         for seed in SEEDS:
-            hit = "1" if point.startswith(("epoch", "drain")) else f"random({seed})"
+            hit = "1" if point.startswith(("epoch", "drain", "recover")) else f"random({seed})"
             before = unit.restarts
             lab.supervisor.arm(victim, f"toy.{point}=kill@{hit}")
             lab.supervisor.kill(victim, signal.SIGKILL)
