@@ -15,7 +15,7 @@ from typing import Final
 
 MANY: Final = 4
 """So many that fail do not fail by chance."""
-TIMED: Final = ("tests/integration/", "tests/faults/", "tests/lab/")
+TIMED: Final = ("tests/integration/", "tests/faults/", "tests/chaos/", "tests/lab/")
 """Folders of tests that wait for real processes."""
 FAILED: Final = Path(".pytest_cache/v/cache/lastfailed")
 
