@@ -273,19 +273,17 @@ class MemoryBus:
             if not self._send(subject, payload, token + AGAIN, is_json):
                 asked.nobody()
 
-        asked = Asked[bytes](subject, send_again if again else None)
+        late = DeadlineExceeded(
+            f"{subject}: no answer within {timeout_s:g} s; it may still have been acted on",
+            limits.RETRY_WAIT_S_MIN,
+        )
+        asked = Asked[bytes](subject, timeout_s, late, send_again if again else None)
         self._asked[token] = asked
         self._broker.inboxes[token] = self
         try:
             if not self._send(subject, payload, token, is_json):
                 raise NobodyThere(f"{subject}: nobody answers there", limits.RETRY_WAIT_S_MIN)
-            async with asyncio.timeout(timeout_s):
-                return await asked.answer
-        except TimeoutError as error:
-            raise DeadlineExceeded(
-                f"{subject}: no answer within {timeout_s:g} s; it may still have been acted on",
-                limits.RETRY_WAIT_S_MIN,
-            ) from error
+            return await asked.answer
         finally:
             asked.end()
             del self._asked[token], self._broker.inboxes[token]
@@ -333,10 +331,9 @@ class MemoryBus:
         for mailbox in self._mailboxes.values():
             await mailbox.drain(max(0.0, deadline_s - self._broker.clock.now_s()))
         self._closed = True
-        for answer in (each.answer for each in self._asked.values()):
-            if not answer.done():  # It cannot come any more: nobody waits until the deadline.
-                lost = f"{self.name} was closed before the answer; it may still have been acted on"
-                answer.set_exception(DeadlineExceeded(lost, limits.RECONNECT_WAIT_S))
+        lost = f"{self.name} was closed before the answer; it may still have been acted on"
+        for each in self._asked.values():  # Nobody waits until the deadline.
+            each.fail(DeadlineExceeded(lost, limits.RECONNECT_WAIT_S))
 
     async def abort(self) -> None:
         """The client crashes: nothing is finished, nothing is answered."""

@@ -59,7 +59,7 @@ from slackwater.common.bus.micro import (
     VERBS,
     MicroService,
 )
-from slackwater.common.bus.repeats import AGAIN, Asked
+from slackwater.common.bus.repeats import AGAIN, Asked, fail
 from slackwater.common.bus.server import check_version
 
 _log = structlog.get_logger()
@@ -209,11 +209,9 @@ class NatsBus:
         token = str(self._asked)
         reply_to = f"{self._inbox}.{token}"
         send = partial(self.client.publish, subject, payload, headers=headers)
-        asked = Asked[Msg](subject, partial(send, reply=reply_to + AGAIN) if again else None)
+        repeat = partial(send, reply=reply_to + AGAIN) if again else None
+        asked = Asked[Msg](subject, timeout_s, nats.errors.TimeoutError(), repeat)
         self._open[token] = asked
-        late = asyncio.get_running_loop().call_later(
-            timeout_s, _end, asked.answer, nats.errors.TimeoutError()
-        )
         try:
             await send(reply=reply_to)
             message = await asked.answer
@@ -222,7 +220,6 @@ class NatsBus:
         except nats.errors.Error as error:
             raise self._mapped(error, subject, timeout_s) from error
         finally:
-            late.cancel()
             asked.end()
             del self._open[token]
         return message
@@ -428,7 +425,7 @@ class NatsBus:
         self.counters.forbidden += 1
         waiting = [each for each in self._open.values() if each.subject.lower() == subject]
         for each in waiting:  # The server did not pass them on: nobody will answer.
-            _end(each.answer, Forbidden())
+            each.fail(Forbidden())
         if listens:
             self._unheard = subject
         if listens or not waiting:
@@ -439,8 +436,10 @@ class NatsBus:
         self.client._pending.clear()
         self.client._pending_data_size = 0
         # No answer can arrive any more: who waits for one need not wait for the deadline.
-        for answer in (*(each.answer for each in self._open.values()), *self.client._pongs):
-            _end(answer, ConnectionLost())
+        for each in self._open.values():
+            each.fail(ConnectionLost())
+        for pong in self.client._pongs:
+            fail(pong, ConnectionLost())
 
     async def _note_reconnect(self) -> None:
         self.counters.reconnects += 1
@@ -450,12 +449,6 @@ class NatsBus:
     async def _note_closed(self) -> None:
         if not self._closing and self._on_closed is not None:
             self._on_closed()
-
-
-def _end(answer: "asyncio.Future[Any]", error: Exception) -> None:
-    if not answer.done():
-        answer.set_exception(error)
-        answer.exception()  # Marks the error as seen: the waiter may be gone.
 
 
 def _nobody(message: Msg) -> bool:

@@ -13,7 +13,7 @@ A cluster that is closed keeps its jobs; when they have ended it is empty, and s
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import ceil, floor
 
@@ -74,8 +74,8 @@ class Clusters:
         for id in outdated(self._seen_s(), now_s):
             del self._reports[id]
 
-    def _seen_s(self) -> dict[ClusterId, float]:
-        return {id: heard_s for id, (_, heard_s) in self._reports.items()}
+    def _seen_s(self) -> Iterator[tuple[ClusterId, float]]:
+        return ((id, heard_s) for id, (_, heard_s) in self._reports.items())
 
     def learned(self, model: str, profile: Profile) -> None:
         """The model's total CPU consumption, in cores."""

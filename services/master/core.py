@@ -287,7 +287,7 @@ class Master:
 
     def _cancel(self, token: int, message: CancelJob, now_s: float) -> None:
         job = self.state.shown_job(message.job)
-        if job is None and not self.state.ended.taken(JobId(message.job)):
+        if job is None and message.job not in self.state.ended:
             self.state.reply(token, Refused(reason=unknown(message.job), code=NOT_FOUND))
             return
         if job is not None and not job.ended:

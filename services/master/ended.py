@@ -41,6 +41,9 @@ class Ended:
     def __len__(self) -> int:
         return len(self._jobs)
 
+    def __contains__(self, id: str) -> bool:
+        return id in self._jobs
+
     def add(self, record: JobRecord, now_s: float) -> tuple[str, EndedJobs] | None:
         """Return the key and the record to store for a job that ended; None: nothing. A job that
         its user deleted was to be forgotten."""

@@ -167,8 +167,8 @@ class Nodes:
         for id in outdated(self._seen_s(), now_s):
             self._forget(id)
 
-    def _seen_s(self) -> dict[NodeId, float]:
-        return {id: node.seen_s for id, node in self._nodes.items()}
+    def _seen_s(self) -> Iterator[tuple[NodeId, float]]:
+        return ((id, node.seen_s) for id, node in self._nodes.items())
 
     def _forget(self, id: NodeId) -> None:
         del self._nodes[id]

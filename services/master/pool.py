@@ -12,7 +12,7 @@ there, by the location epochs it was told, so that nothing newer can be hit.
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, Literal
@@ -187,13 +187,11 @@ class Pool:
             del self._members[id]
         return effects
 
-    def _forgettable(self) -> dict[AggregatorId, float]:
-        """Tell when those were heard that are lost and nobody's."""
-        return {
-            id: member.seen_s
-            for id, member in self._members.items()
-            if not member.alive and id not in self._records
-        }
+    def _forgettable(self) -> Iterator[tuple[AggregatorId, float]]:
+        """Yield those that are lost and nobody's, and when each was heard."""
+        for id, member in self._members.items():
+            if not member.alive and id not in self._records:
+                yield id, member.seen_s
 
     def _make_room(self, now_s: float) -> bool:
         """Forget one for another; False: there is none to forget."""

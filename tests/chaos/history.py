@@ -21,7 +21,6 @@ Outcome = Literal[
     "no-such",  # a cancel found no such job
     "absent", "live", "completed", "cancelled", "failed",  # what a get found
     "open",  # no answer came: it may have been carried out, or will be
-    "refused",  # it was not carried out
 ]  # fmt: skip
 
 
@@ -62,8 +61,6 @@ PROGRAM: Final = Model(
 def after(state: State, call: Call) -> State | None:
     """Return the state after a call in `state`; None: its answer contradicts that state."""
     match call.kind, call.outcome:
-        case _, "refused":
-            return state
         case "submit", "fresh":
             return "live" if state == "absent" else None
         case "submit", "known" | "open":  # Perhaps by a copy of its own that was sent before.
@@ -83,9 +80,9 @@ def after(state: State, call: Call) -> State | None:
 
 def explained(calls: Iterable[Call], model: Model) -> bool:
     """Say whether some order of one job's calls explains all of their answers."""
-    # A get without an answer says nothing, nor does what was refused.
-    told = [c for c in calls if not (c.kind == "get" and c.outcome == "open")]
-    told = sorted((c for c in told if c.outcome != "refused"), key=lambda call: call.called_s)
+    # A get without an answer says nothing.
+    told = [call for call in calls if (call.kind, call.outcome) != ("get", "open")]
+    told.sort(key=lambda call: call.called_s)
     answered = sum(1 << n for n, call in enumerate(told) if call.outcome != "open")
     tried: set[tuple[int, State]] = set()
     stack: list[tuple[int, State]] = [(0, "absent")]

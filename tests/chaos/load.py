@@ -18,6 +18,7 @@ from tests.chaos.history import BY_HAND, PROGRAM, Call, Kind, Model, Outcome, op
 from slackwater.common.base import limits
 from slackwater.common.base.errors import Rejected, Retryable
 from slackwater.common.shell.client import Client
+from slackwater.schemas.job_states import JobState
 from slackwater.schemas.jobs import JobSpec
 
 LIFE_S: Final = (0.5, 8.0)
@@ -26,6 +27,10 @@ READS: Final = 0.5
 """The share of jobs that are read now and then by other clients."""
 TWICE: Final = 0.1
 """The share that two clients submit at the same time."""
+SEEN: Final[dict[JobState, Outcome]] = {
+    "completed": "completed", "cancelled": "cancelled", "failed": "failed",
+}  # fmt: skip
+"""States of jobs that ended; all others look alike to a client."""
 LATE_S: Final = 20.0
 """A call that has no answer after so long is left open."""
 
@@ -43,7 +48,10 @@ class Load:
     calls: list[Call] = field(default_factory=list)
     models: dict[str, Model] = field(default_factory=dict)
     sent: int = 0
-    refusals: dict[str, int] = field(default_factory=dict)
+    unanswered: dict[str, int] = field(default_factory=dict)
+    """Why calls had no answer -> how many."""
+    wrong: list[str] = field(default_factory=list)
+    """Refusals for good that no fault explains, and whatever else ended a job's life here."""
     taken: list[Call] = field(default_factory=list)
     """The submissions that were acknowledged, as the answers came."""
     _lives: set[asyncio.Task[None]] = field(default_factory=set)
@@ -68,13 +76,15 @@ class Load:
         program = self.rng.random() < self.programs
         id = f"{'program' if program else 'hand'}-{self.sent}"
         self.models[id] = PROGRAM if program else BY_HAND
-        life = asyncio.get_running_loop().create_task(self._life(id, program))
+        life = asyncio.get_running_loop().create_task(self._life(id, program), name=id)
         self._lives.add(life)
         life.add_done_callback(self._over)
 
     def _over(self, life: asyncio.Task[None]) -> None:
         self._lives.discard(life)
-        life.result()
+        error = life.exception()
+        if error is not None:
+            self.wrong.append(f"{life.get_name()}: {error!r}")
 
     async def _life(self, id: str, program: bool) -> None:
         rng = random.Random(f"{id}/{self.rng.random()}")
@@ -96,7 +106,7 @@ class Load:
         async def submit() -> Outcome:
             return "fresh" if await client.submit(spec) is None else "known"
 
-        await self._call("submit", spec.id, submit, final=("refused", ""))
+        await self._call("submit", spec.id, submit)
 
     async def _cancel(self, id: str, rng: random.Random) -> None:
         client = rng.choice(self.clients)
@@ -105,7 +115,7 @@ class Load:
             await client.cancel(id)
             return "done"
 
-        await self._call("cancel", id, cancel, final=("no-such", "there is no job"))
+        await self._call("cancel", id, cancel, missing="no-such")
 
     async def _read(self, id: str, rng: random.Random) -> None:
         for _ in range(3):
@@ -113,39 +123,35 @@ class Load:
             client = rng.choice(self.clients)
 
             async def get(client: Client = client) -> Outcome:
-                state = (await client.job(id)).state
-                return state if state in ("completed", "cancelled", "failed") else "live"  # type: ignore[return-value]
+                return SEEN.get((await client.job(id)).state, "live")
 
-            await self._call("get", id, get, final=("absent", "there is no job"))
+            await self._call("get", id, get, missing="absent")
 
     async def _call(
         self,
         kind: Kind,
         job: str,
         ask: Callable[[], Awaitable[Outcome]],
-        final: tuple[Outcome, str],
+        missing: Outcome | None = None,
     ) -> None:
-        """Note what a call was told. `final`: the outcome of a refusal, and how that begins."""
+        """Note what a call was told. `missing`: the outcome where the job is unknown. Raises
+        Rejected, which ends the job's life here, for any other refusal."""
         called_s = time.monotonic()
         try:
             async with asyncio.timeout(LATE_S):
                 outcome = await ask()
         except Rejected as error:
-            if not str(error).startswith(final[1]):
+            if missing is None or not str(error).startswith("there is no job"):
                 raise
-            outcome = final[0]
-            self._count(str(error) if kind == "submit" else "")
+            outcome = missing
         except (Retryable, TimeoutError) as error:
-            self._count(f"{kind}: {type(error).__name__}")
+            why = f"{kind}: {type(error).__name__}"
+            self.unanswered[why] = self.unanswered.get(why, 0) + 1
             self.calls.append(open_call(kind, job, called_s))
             return
         self.calls.append(Call(kind, job, called_s, time.monotonic(), outcome))
         if outcome in ("fresh", "known"):
             self.taken.append(self.calls[-1])
-
-    def _count(self, why: str) -> None:
-        if why:
-            self.refusals[why] = self.refusals.get(why, 0) + 1
 
     def ran(self) -> dict[str, int]:
         """Count the lines that each program's file has: how often it was started."""

@@ -29,7 +29,7 @@ from slackwater.common.shell.world import SimWorld
 from slackwater.schemas import subjects
 from slackwater.schemas.base import Message, Refused
 from slackwater.schemas.jobs import JobSpec
-from slackwater.schemas.permissions import of_service
+from slackwater.schemas.permissions import Service, of_service
 from slackwater.schemas.service import GetHealth, Health
 from slackwater.services.aggregator.config import AggregatorConfig
 from slackwater.services.aggregator.shell import definition as aggregator
@@ -49,7 +49,7 @@ ANSWER_S: Final = 60.0
 """Longer than any service keeps a request without an answer."""
 FACTS: Final = 0.3
 """The part of the messages that nobody asks for."""
-IDS: Final = {
+IDS: Final[dict[Service, str]] = {
     "master": subjects.MASTER, "controller": "c1", "worker": "w1", "profiler": "p1",
     "aggregator": "a1", "slabd": "s1",
 }  # fmt: skip
@@ -165,7 +165,8 @@ async def _say(
 ) -> None:
     """Publish under a subject that fits the pattern, as the user that may."""
     tokens = pattern.split(".")  # sw.v1.tel.KIND.*.WHAT
-    tokens = [IDS.get(tokens[3], "j1") if token in ("*", ">") else token for token in tokens]
+    id = {str(service): id for service, id in IDS.items()}.get(tokens[3], "j1")
+    tokens = [id if token in ("*", ">") else token for token in tokens]
     subject = ".".join(tokens)
     may = [each for each in IDS if permitted(of_service(each, IDS[each]).publish, subject)]
     try:

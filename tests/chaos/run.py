@@ -7,12 +7,13 @@ import asyncio
 import random
 import time
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any, Final
+from typing import Final
 
 from tests.chaos.faults import Faults
 from tests.chaos.history import Call, unexplained
@@ -21,6 +22,8 @@ from tests.faults import test_kills
 
 from slackwater.common.embedded import ClusterOptions, EmbeddedCluster
 from slackwater.common.shell.client import connect
+from slackwater.loadgen.simulator.gpu.metrics import quantile
+from slackwater.schemas.job_states import TERMINAL_STATES
 from slackwater.schemas.jobs import JobRecord
 
 CONNECTIONS: Final = 3
@@ -65,7 +68,7 @@ class Report:
     it, and at no later one."""
     acknowledged_s: tuple[float, float, float] = (0.0, 0.0, 0.0)
     """The same of the time from any submission until it was acknowledged."""
-    refusals: dict[str, int] = field(default_factory=dict)
+    unanswered: dict[str, int] = field(default_factory=dict)
     wrong: list[str] = field(default_factory=list)
 
 
@@ -74,7 +77,7 @@ def spread(values_s: Sequence[float]) -> tuple[float, float, float]:
     if not values_s:
         return 0.0, 0.0, 0.0
     in_order = sorted(values_s)
-    return median(in_order), in_order[int(0.99 * (len(in_order) - 1))], in_order[-1]
+    return quantile(in_order, 0.5), quantile(in_order, 0.99), in_order[-1]
 
 
 @asynccontextmanager
@@ -105,18 +108,18 @@ async def run(plan: Plan, folder: Path) -> Report:
         load = Load(clients, plan.rate, plan.programs, folder, rng)
         faults = Faults(made, load, rng)
         running = asyncio.ensure_future(load.run())
-        failing = asyncio.ensure_future(faults.run(plan.faults, plan.times))
-        training = [
-            test_kills.one_after_the_other(clients[0], name, failing)
-            for name in ("left", "right")
-            if plan.trains
-        ]
         try:
-            _, *trained = await asyncio.gather(failing, *training)
+            async with asyncio.TaskGroup() as tasks:
+                failing = tasks.create_task(faults.run(plan.faults, plan.times))
+                training = [
+                    tasks.create_task(test_kills.one_after_the_other(clients[0], name, failing))
+                    for name in ("left", "right")
+                    if plan.trains
+                ]
         finally:
             load.end()
             await running
-        report = Report(plan, trained=sum(trained))
+        report = Report(plan, trained=sum(each.result() for each in training))
         records = await _all_ended(load)
         report.wrong += _ended_badly(records)
         excused = {each.spec.id for each in records if asked_for(each)}
@@ -130,7 +133,7 @@ async def _all_ended(load: Load) -> list[JobRecord]:
     until_s = time.monotonic() + END_S
     while True:
         records, _ = await load.clients[0].all_jobs()
-        living = any(record.state in _LIVING for record in records.values())
+        living = any(record.state not in TERMINAL_STATES for record in records.values())
         if not living or time.monotonic() > until_s:
             return list(records.values())
         await asyncio.sleep(0.2)
@@ -140,7 +143,7 @@ def _ended_badly(records: Sequence[JobRecord]) -> list[str]:
     return [
         f"{each.spec.id} is {each.state} at the end: {each.reason}"
         for each in records
-        if each.state in _LIVING or (each.state == "failed" and not asked_for(each))
+        if each.state not in TERMINAL_STATES or (each.state == "failed" and not asked_for(each))
     ]
 
 
@@ -149,14 +152,12 @@ def asked_for(record: JobRecord) -> bool:
     return record.state == "failed" and "failpoint" in record.reason
 
 
-_LIVING: Final = ("pending", "starting", "running", "stopping", "paused")
-
-
 def _judge(report: Report, load: Load, faults: Faults, excused: set[str]) -> None:
     plan, taken = report.plan, {call.job for call in load.taken} - excused
     report.calls, report.acknowledged = len(load.calls), len(taken)
     report.left_open = sum(1 for call in load.calls if call.outcome == "open")
-    report.refusals = load.refusals
+    report.unanswered = load.unanswered
+    report.wrong += load.wrong
     report.rate = median(faults.rates)
     report.back_s = {kind: spread(values) for kind, values in faults.back_s.items()}
     report.in_flight_s = spread(_in_flight(load.taken, faults.at_s))
@@ -196,6 +197,10 @@ def _told(calls: Sequence[Call]) -> str:
     )
 
 
+def _seconds(values: Sequence[float]) -> str:
+    return "".join(f"{value:7.2f}s" for value in values)
+
+
 def lines(report: Report) -> list[str]:
     """Return the report as a person reads it."""
     plan = report.plan
@@ -206,19 +211,15 @@ def lines(report: Report) -> list[str]:
         f"{report.left_open} calls without an answer, {report.trained} jobs trained to the bit",
         f"{'FAULT':24}{'TIMES':>6}{'BACK p50':>10}{'p99':>8}{'MAX':>8}",
     ]
-    counts: dict[str, Any] = {}
-    for number in range(plan.times):
-        kind = plan.faults[number % len(plan.faults)]
-        counts[kind] = counts.get(kind, 0) + 1
+    counts = Counter(plan.faults[number % len(plan.faults)] for number in range(plan.times))
     for kind, values in report.back_s.items():
-        figures = "".join(f"{value:7.2f}s" for value in values)
-        told.append(f"{kind:24}{counts[kind]:6}  {figures}")
+        told.append(f"{kind:24}{counts[kind]:6}  {_seconds(values)}")
     for what, values in (
         ("in flight at a fault", report.in_flight_s),
         ("all submissions", report.acknowledged_s),
     ):
-        told.append(f"{what:24}{'':6}  " + "".join(f"{value:7.2f}s" for value in values))
-    told += [f"{times} x {why}" for why, times in sorted(report.refusals.items())]
+        told.append(f"{what:24}{'':6}  {_seconds(values)}")
+    told += [f"{times} x {why}" for why, times in sorted(report.unanswered.items())]
     told += [f"WRONG: {each}" for each in report.wrong[:20]]
     told.append(f"{len(report.wrong)} anomalies")
     return told

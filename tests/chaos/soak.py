@@ -8,11 +8,12 @@ thousand records), the last part of the run is compared with the one before.
 import asyncio
 import random
 import time
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Final
+from typing import Final, TypeVar
 
 import psutil
 from tests.chaos.history import unexplained
@@ -21,6 +22,7 @@ from tests.chaos.load import Load, patient
 from slackwater.common.embedded import ClusterOptions, EmbeddedCluster
 from slackwater.common.shell.client import connect
 
+T = TypeVar("T")
 EVERY_S: Final = 2.0
 FILLED: Final = 0.4
 """The part of a run in which what is kept is filled."""
@@ -81,7 +83,7 @@ class Soak:
             self.wrong.append(f"there are {files[0]} and then {files[1]} files")
 
 
-def parts(samples: list) -> tuple[list, list]:  # type: ignore[type-arg]
+def parts(samples: Sequence[T]) -> tuple[Sequence[T], Sequence[T]]:
     """Return the two halves of what came after all was filled."""
     kept = samples[int(FILLED * len(samples)) :]
     return kept[: len(kept) // 2], kept[len(kept) // 2 :]
@@ -116,6 +118,7 @@ async def soak(seconds: float, rate: float, folder: Path, seed: int = 1) -> Soak
         finally:
             load.end()
             await running
+        told.wrong += load.wrong
         told.wrong += [f"no order explains {job}" for job in unexplained(load.calls, load.models)]
         told.calls = len(load.calls)
     told.judge()

@@ -6,11 +6,13 @@ from pathlib import Path
 import pytest
 from tests.chaos.messages import definitions, storm
 
+from slackwater.common.shell import ServiceDefinition
+
 pytestmark = pytest.mark.live
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> list:  # type: ignore[type-arg]
+def made(tmp_path_factory: pytest.TempPathFactory) -> list[ServiceDefinition]:
     return definitions(tmp_path_factory.mktemp("tables"))
 
 
@@ -22,10 +24,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> list:  # type: ignore[type
     ],
 )
 def test_no_message_ends_a_service_and_each_request_is_answered(
-    made: list,
+    made: list[ServiceDefinition],
     count: int,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,  # type: ignore[type-arg]
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Half a minute, most of it the cluster's start and end."""
     monkeypatch.chdir(tmp_path)  # A folder that a message names is made there.

@@ -69,8 +69,8 @@ def changes(module: str, source: str) -> list[Change]:
 
 
 def _functions(tree: ast.Module) -> Iterator[tuple[str, Any]]:
-    classes = [each for each in ast.walk(tree) if isinstance(each, ast.ClassDef)]
-    for owner in (tree, *classes):
+    owners = [each for each in ast.walk(tree) if isinstance(each, ast.Module | ast.ClassDef)]
+    for owner in owners:
         for node in owner.body:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 prefix = f"{owner.name}." if isinstance(owner, ast.ClassDef) else ""

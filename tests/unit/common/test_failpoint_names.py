@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from slackwater.common.base import failpoints
-from slackwater.common.base.errors import ConfigRejected
+from slackwater.common.base.errors import ConfigRejected, Unavailable
 
 
 @pytest.fixture
@@ -71,4 +71,32 @@ def test_nothing_is_armed_without_being_asked(kills: list[int]) -> None:
 def test_what_cannot_be_armed_is_refused(text: str) -> None:
     with pytest.raises(ConfigRejected, match="SLACKWATER_FAILPOINTS"):
         failpoints.arm(text)
+    failpoints.arm("")
+
+
+def test_an_error_is_the_one_that_may_arise_there_and_comes_once(kills: list[int]) -> None:
+    failpoints.arm("master.put.after=error@2, worker.start.before=error@1")
+    failpoints.failpoint("master.put.after")
+    with pytest.raises(Unavailable, match=r"failpoint master\.put\.after"):
+        failpoints.failpoint("master.put.after")
+    failpoints.failpoint("master.put.after")
+    with pytest.raises(OSError, match=r"failpoint worker\.start\.before"):
+        failpoints.failpoint("worker.start.before")
+    assert kills == []
+
+
+def test_a_delay_holds_the_process_for_that_long(
+    kills: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept_s: list[float] = []
+    monkeypatch.setattr(failpoints.time, "sleep", slept_s.append)
+    failpoints.arm("slabd.lend.before=delay(0.5)@2")
+    for _ in range(3):
+        failpoints.failpoint("slabd.lend.before")
+    assert (slept_s, kills) == ([0.5], [])
+
+
+def test_what_cannot_fail_by_itself_is_not_made_to() -> None:
+    with pytest.raises(ConfigRejected, match=r"at master\.reply\.before"):
+        failpoints.arm("master.reply.before=error@1")
     failpoints.arm("")

@@ -1,10 +1,11 @@
 """The one retry, under virtual time: budgets, hints, jitter."""
 
 import asyncio
+import itertools
 import random
 
 from slackwater.common.base import limits
-from slackwater.common.base.errors import DeadlineExceeded, Rejected, Unavailable
+from slackwater.common.base.errors import DeadlineExceeded, NobodyThere, Rejected, Unavailable
 from slackwater.common.base.retry import next_wait_s, retry
 from slackwater.common.shell.simulated_loop import SimClock, run_simulated
 
@@ -100,3 +101,11 @@ async def test_it_works_on_the_wall_clock_too() -> None:
         return calls
 
     assert await retry(lambda: call(3), budget_s=30.0, rng=random.Random(1)) == 3
+
+
+def test_whoever_finds_nobody_there_soon_asks_again() -> None:
+    """A service that was killed is back in a second or two."""
+    found, call = run(30, NobodyThere("nobody", 0.0), budget_s=60.0)
+    assert found == "done"
+    waits_s = [b - a for a, b in itertools.pairwise(call.called_s)]
+    assert max(waits_s) <= limits.NOBODY_WAIT_S_MAX

@@ -20,10 +20,10 @@ from slackwater.services.master.members import KEPT_S, longest_silent, outdated
 
 
 def test_the_one_that_was_silent_for_longest_makes_room() -> None:
-    seen_s = {"a": 5.0, "b": 1.0, "c": 9.0}
+    seen_s = [("a", 5.0), ("b", 1.0), ("c", 9.0)]
     assert longest_silent(seen_s, 10.0, 3.0) == "b"
     assert longest_silent(seen_s, 10.0, 9.0) is None
-    assert longest_silent({}, 10.0, 3.0) is None
+    assert longest_silent([], 10.0, 3.0) is None
     assert outdated(seen_s, KEPT_S + 5.5) == ["a", "b"]
 
 
