@@ -49,11 +49,11 @@ ANSWER_S: Final = 60.0
 """Longer than any service keeps a request without an answer."""
 FACTS: Final = 0.3
 """The part of the messages that nobody asks for."""
-IDS: Final[dict[Service, str]] = {
+IDS: Final[dict[str, str]] = {
     "master": subjects.MASTER, "controller": "c1", "worker": "w1", "profiler": "p1",
     "aggregator": "a1", "slabd": "s1",
 }  # fmt: skip
-SPEAKERS: Final = {
+SPEAKERS: Final[dict[Service, str]] = {
     "master": "master-m1", "aggregator": "aggregator-a1", "worker": "worker-w1",
     "slabd": "slabd-s1", "controller": "controller-c1", "profiler": "profiler-p1",
 }  # fmt: skip
@@ -158,17 +158,17 @@ async def _ask(told: Told, bus: Any, endpoint: tuple[str, str, Any], rng: random
 async def _say(
     told: Told,
     bus: Any,
-    speakers: Mapping[str, NatsBus],
+    speakers: Mapping[Service, NatsBus],
     pattern: str,
     kind: type[Message],
     rng: random.Random,
 ) -> None:
     """Publish under a subject that fits the pattern, as the user that may."""
     tokens = pattern.split(".")  # sw.v1.tel.KIND.*.WHAT
-    id = {str(service): id for service, id in IDS.items()}.get(tokens[3], "j1")
+    id = IDS.get(tokens[3], "j1")
     tokens = [id if token in ("*", ">") else token for token in tokens]
     subject = ".".join(tokens)
-    may = [each for each in IDS if permitted(of_service(each, IDS[each]).publish, subject)]
+    may = [each for each in SPEAKERS if permitted(of_service(each, IDS[each]).publish, subject)]
     try:
         payload = codec.encode(plain(message(kind, rng)))
     except Rejected:
