@@ -5,6 +5,7 @@ alone, and its memory is kept; it is found again, or given up, and never lent tw
 """
 
 import asyncio
+import contextlib
 import signal
 import time
 from pathlib import Path
@@ -13,15 +14,21 @@ import pytest
 from tests.faults.test_memory_kills import LENDERS, Run, lenders
 
 from slackwater.common.base import failpoints
+from slackwater.common.base.errors import SlackwaterError
 from slackwater.common.embedded import Supervisor
+from slackwater.common.shell.client import connect
+from slackwater.schemas import subjects
+from slackwater.schemas.base import Ok
+from slackwater.schemas.memory import SetLending
 
 pytestmark = [pytest.mark.live, pytest.mark.nightly, pytest.mark.timeout(1700)]
 
-ELSEWHERE = ("request.", "publish.")
-"""A lender sends no commands, and tells no facts under this load."""
+ELSEWHERE = ("request.", "publish.", "clear.")
+"""A lender sends no commands, and tells no facts under this load. A slab is cleared to be lent once
+more where a device returns it by itself: tests/integration/memory/test_returned_memory.py."""
 PASSED_S = 20.0
 SHOWS_S = 1.5
-AT_FIRST = ("epoch.", "recover.", "drain.", "make.", "lend.", "clear.", "free.", "put.", "witness.")
+AT_FIRST = ("epoch.", "recover.", "drain.", "make.", "lend.", "free.", "put.", "witness.")
 
 
 def faults() -> list[str]:
@@ -43,6 +50,23 @@ def restarts(supervisor: Supervisor, unit: str) -> int:
     return {each.name: each.restarts for each in supervisor.status()}[unit]
 
 
+async def evicted(run: Run, unit: str, from_others: bool) -> None:
+    """Have the device give slabs back: those of the lender, or all others', so that it maps new
+    ones there."""
+    for name in LENDERS:
+        if (name != unit) == from_others:
+            await run._evict(name)
+
+
+async def drained_and_back(url: str, unit: str) -> None:
+    """Have the lender store and delete its one record."""
+    with contextlib.suppress(SlackwaterError):  # It may be dead at present.
+        async with connect(url, "operator") as client:
+            for lending in (False, True):
+                subject = subjects.command("slabd", unit, "lending")
+                await client.ask(subject, SetLending(lending=lending), Ok)
+
+
 async def passed(run: Run, unit: str, armed: str) -> bool:
     """Arm a point of the lender's next life, and have it give and take slabs until it has passed
     it, as its end shows; what only delays it or fails has its time."""
@@ -51,14 +75,15 @@ async def passed(run: Run, unit: str, armed: str) -> bool:
     before = restarts(supervisor, unit)
     supervisor.arm(unit, armed)
     if "make." in armed or "lend." in armed:
-        supervisor.drop_fds(unit)  # Else it has all the memory that it may have.
+        supervisor.drop_fds(unit)  # Else it has all the memory that it may have, and lends it.
     supervisor.kill(unit, signal.SIGKILL)
     until_s = time.monotonic() + (PASSED_S if "=kill@" in armed else SHOWS_S)
     while time.monotonic() < until_s and restarts(supervisor, unit) < before + 2:
         await asyncio.sleep(0.3)
         if "drain." in armed:
             supervisor.kill(unit, signal.SIGTERM)
-        await run._evict(unit)
+        await evicted(run, unit, "lend." in armed)
+        await drained_and_back(supervisor.url, unit)
         run.watch()
     await supervisor.until_ready(unit)
     return "=kill@" not in armed or restarts(supervisor, unit) >= before + 2

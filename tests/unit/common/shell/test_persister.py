@@ -63,6 +63,7 @@ def test_every_write_becomes_durable_once_and_in_order(seed: int) -> None:
                 del model[key]
             else:
                 model[key] = value
+            assert owned.writer.waiting + len(owned.durable) == number + 1
             if rng.random() < 0.1:
                 await asyncio.sleep(rng.uniform(0.0, 1.0))
         await owned.settle()

@@ -282,6 +282,15 @@ def test_a_new_layout_replaces_the_old_one() -> None:
     assert driver.core.buckets[JOB, 0].plan.layout_epoch == 1
 
 
+def test_a_drop_up_to_an_epoch_takes_that_one_too() -> None:
+    driver = Driver()
+    driver.host(0, epoch=3)
+    assert isinstance(driver.ask(DropJob(job="j1", up_to_epoch=2)), Ok)
+    assert driver.held() == {0: (3, False)}
+    assert isinstance(driver.ask(DropJob(job="j1", up_to_epoch=3)), Ok)
+    assert driver.held() == {}
+
+
 def test_drops_spare_what_came_back_at_a_higher_epoch() -> None:
     driver = Driver()
     driver.host(0, 1, epoch=3)

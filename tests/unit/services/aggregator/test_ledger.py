@@ -82,3 +82,14 @@ def test_an_entry_that_was_not_committed_leaves_the_regions_own_counters() -> No
 def test_what_is_no_ledger_is_refused() -> None:
     with pytest.raises(ValueError, match=f"it has {PAGE}"):
         Ledger().adopt(os.dup(Region.create(8, NAME).fileno()))
+
+
+def test_closing_lets_the_descriptor_go_and_keeps_the_totals() -> None:
+    ledger = Ledger()
+    descriptor = ledger.fileno()
+    ledger.add(region(5, 50))
+    ledger.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
+    assert ledger.totals == (5, 50)
+    ledger.close()  # Nothing is left to be closed.

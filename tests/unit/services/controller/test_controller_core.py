@@ -16,6 +16,7 @@ from slackwater.common.base.effects import (
 )
 from slackwater.common.domains.slots.tokens import process_token
 from slackwater.schemas.base import (
+    CONFLICT,
     AggregatorId,
     ClusterId,
     JobId,
@@ -638,3 +639,24 @@ def test_a_job_whose_record_is_damaged_is_neither_placed_anew_nor_dropped() -> N
         assert isinstance(answer, Refused)
         assert f"the record of job {job} is damaged; restore key {job}" in answer.reason
         assert answer.retry_after_s > 0
+
+
+def test_a_job_that_is_placed_again_with_another_spec_is_refused() -> None:
+    harness = Harness(Pool(4))
+    order = placed("a", 2)
+    assert harness.ask(order) == harness.ask(order) == Ok()
+    other = msgspec.structs.replace(order.spec, workers=3)
+    refused = harness.ask(msgspec.structs.replace(order, spec=other))
+    assert isinstance(refused, Refused)
+    assert refused.code == CONFLICT
+    assert "placed with another spec" in refused.reason
+
+
+@pytest.mark.parametrize("ranks", [0, 4])
+def test_only_jobs_with_virtual_ranks_are_hosted_as_such(ranks: int) -> None:
+    harness = Harness(Pool(4))
+    order = placed("a", 2)
+    spec = msgspec.structs.replace(order.spec, virtual_ranks=ranks)
+    assert harness.ask(msgspec.structs.replace(order, spec=spec)) == Ok()
+    plan = last(harness.sent, HostBuckets).plan
+    assert (plan.virtual, plan.workers) == (ranks > 0, ranks or 2)
