@@ -83,7 +83,8 @@ async def passed(run: Run, unit: str, armed: str) -> bool:
         if "drain." in armed:
             supervisor.kill(unit, signal.SIGTERM)
         await evicted(run, unit, "lend." in armed)
-        await drained_and_back(supervisor.url, unit)
+        if "lend." not in armed:  # A lender that is drained lends nothing for a while.
+            await drained_and_back(supervisor.url, unit)
         run.watch()
     await supervisor.until_ready(unit)
     return "=kill@" not in armed or restarts(supervisor, unit) >= before + 2
