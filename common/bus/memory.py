@@ -332,7 +332,7 @@ class MemoryBus:
             await mailbox.drain(max(0.0, deadline_s - self._broker.clock.now_s()))
         self._closed = True
         lost = f"{self.name} was closed before the answer; it may still have been acted on"
-        for each in self._asked.values():  # Nobody waits until the deadline.
+        for each in self._asked.values():  # An answer cannot come any more.
             each.fail(DeadlineExceeded(lost, limits.RECONNECT_WAIT_S))
 
     async def abort(self) -> None:
