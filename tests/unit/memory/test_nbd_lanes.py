@@ -48,7 +48,7 @@ class Played:
             ours.fileno(), 2 * SPAN_PAGES * PAGE_BYTES, 4 * 1024 * 1024, chunked=chunked
         )
         self.chunked = chunked
-        self.buffer = s.lane_buffer()
+        self.buffer = s.untouched(s.LANE_BYTES)
         lanes.install(
             self.table, self.state.lanes, 0, CHANNEL_ID, lane.fileno(), self.buffer.ctypes.data
         )

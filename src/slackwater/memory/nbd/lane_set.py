@@ -81,7 +81,7 @@ class LaneSet:
                 lane.close()
                 return
             i = next(number for number in itertools.count() if number not in self._lanes)
-            self._lanes[i] = held = _Held(channel, lane, s.lane_buffer())
+            self._lanes[i] = held = _Held(channel, lane, s.untouched(s.LANE_BYTES))
             at = held.buffer.ctypes.data
             compiled.install(self._device.table, lanes, i, channel_id, lane.fileno(), at)
 

@@ -53,7 +53,7 @@ def _refusal(c, kind, flags, offset, length):
         return nbd.EOVERFLOW
     if length == 0:
         return nbd.EINVAL
-    if offset < 0 or offset + length > c.words[s.SIZE]:
+    if offset < 0 or offset > c.words[s.SIZE] - length:  # Their sum may be beyond 64 bits.
         writes = kind in (nbd.WRITE, nbd.WRITE_ZEROES)
         return nbd.ENOSPC if writes else nbd.EINVAL
     return 0

@@ -6,7 +6,6 @@ Requests that the loop cannot finish become items, a row of numbers each, for th
 # numba infers the compiled functions' types itself, and its decorators mislead the type checker.
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,import-untyped"
 
-import mmap
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -161,12 +160,12 @@ def make_connection(
     return Connection(
         words,
         np.zeros(libc.MUTEX_BYTES, np.uint8),
-        np.zeros(length_max + SLACK_BYTES, np.uint8),
-        np.zeros(length_max + SLACK_BYTES, np.uint8),
+        untouched(length_max + SLACK_BYTES),
+        untouched(length_max + SLACK_BYTES),
         np.zeros((ITEMS_MAX, ITEM_WORDS), np.int64),
         Lanes(
             np.zeros((LANES, LANE_WORDS), np.int64),
-            np.zeros((LANES, DEPTH, ASKED_WORDS), np.int64),
+            untouched(LANES * DEPTH * ASKED_WORDS * 8).view(np.int64).reshape(LANES, DEPTH, -1),
             np.zeros(SHARED_WORDS, np.int64),
             np.zeros(HEAD_BYTES, np.uint8),
         ),
@@ -176,10 +175,9 @@ def make_connection(
     )
 
 
-def lane_buffer() -> NDArray[np.uint8]:
-    """A lane's, zeroed; its pages come into being as they are touched, and go with it."""
-    private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    return np.frombuffer(mmap.mmap(-1, LANE_BYTES, private), np.uint8)
+def untouched(nbytes: int) -> NDArray[np.uint8]:
+    """Return zeroed memory whose pages come into being as they are touched, and go with it."""
+    return np.frombuffer(libc.allocate(nbytes)[0], np.uint8)
 
 
 @kernel()

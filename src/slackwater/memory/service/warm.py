@@ -13,7 +13,7 @@ import numpy as np
 
 from slackwater.memory.nbd import lanes, serve
 from slackwater.memory.nbd import protocol as nbd
-from slackwater.memory.nbd.state import lane_buffer, make_connection
+from slackwater.memory.nbd.state import LANE_BYTES, make_connection, untouched
 from slackwater.memory.pages import kernels as k
 from slackwater.memory.pages import (
     latency,
@@ -78,7 +78,7 @@ def _serve(table: k.Table, data: memoryview) -> None:
         state = make_connection(ours.fileno(), 8 * PAGE_BYTES, PAGE_BYTES, chunked=True)
         theirs.sendall(nbd.REQUEST.pack(nbd.REQUEST_MAGIC, 0, nbd.DISCONNECT, 0, 0, 0))
         serve.serve(table, state)
-        buffer = lane_buffer()
+        buffer = untouched(LANE_BYTES)
         lanes.install(table, state.lanes, 0, 1, theirs.fileno(), buffer.ctypes.data)
         lanes.drain(table, state)
         serve.send(state, k.address(data), 16)
