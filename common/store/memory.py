@@ -37,6 +37,10 @@ class StoreFaults(Protocol):
         """Return the outcome of a client's write, and the seconds that its answer takes."""
         ...
 
+    def reaches(self, client: str) -> bool:
+        """Say whether anything that the client asks gets to the server."""
+        ...
+
 
 @dataclass
 class SeededStoreFaults:
@@ -47,16 +51,17 @@ class SeededStoreFaults:
     unanswered: float = 0.0
     delay_s_max: float = 0.0
     isolated: set[str] = field(default_factory=set)
-    """Clients whose writes do not get there."""
+    """Clients that do not reach the server."""
 
     def fate(self, client: str, bucket: str, key: str) -> tuple[Fate, float]:
-        if client in self.isolated:
-            return "lost", 0.0
         draw = self.rng.random()
         delay_s = self.rng.uniform(0.0, self.delay_s_max)
         if draw < self.lost:
             return "lost", delay_s
         return ("unanswered" if draw < self.lost + self.unanswered else "good"), delay_s
+
+    def reaches(self, client: str) -> bool:
+        return client not in self.isolated
 
 
 @dataclass
@@ -114,6 +119,18 @@ class MemoryStorage:
     def start(self) -> None:
         self.running = True
 
+    async def reached(self, client: str, bucket: str) -> _Stream:
+        """Return the bucket as the client's request finds it. Raises Unavailable, DeadlineExceeded
+        where the request gets nowhere."""
+        await asyncio.sleep(0)
+        if self.faults is not None and not self.faults.reaches(client):
+            await asyncio.sleep(limits.STORE_TIMEOUT_S)
+            raise DeadlineExceeded(
+                f"bucket {bucket}: no answer within {limits.STORE_TIMEOUT_S:g} s",
+                limits.RETRY_WAIT_S_MIN,
+            )
+        return self.stream(bucket)
+
     def stream(self, name: str) -> _Stream:
         if not self.running:
             raise Unavailable(
@@ -145,7 +162,7 @@ class MemoryStore:
                 f"lease {key}: a time to live of {ttl_s:g} s is under the least of "
                 f"{limits.LEASE_TTL_S_MIN:g} s"
             )
-        lease = MemoryLease(self._storage, bucket, key, owner, ttl_s)
+        lease = MemoryLease(self._storage, self._client, bucket, key, owner, ttl_s)
         return lease if await lease.take(over) else None
 
 
@@ -160,18 +177,15 @@ class MemoryBucket:
         return self._name
 
     async def load(self) -> Loaded:
-        await asyncio.sleep(0)
-        stream = self._stream()
+        stream = await self._storage.reached(self._client, self._name)
         live = {key: one for key, one in stream.entries.items() if one.value is not None}
         return Loaded(live, stream.last, stream.mark)
 
     async def get(self, key: str) -> Entry | None:
-        await asyncio.sleep(0)
-        return self._stream().live(key)
+        return (await self._storage.reached(self._client, self._name)).live(key)
 
     async def last_sequence(self) -> int:
-        await asyncio.sleep(0)
-        return self._stream().last
+        return (await self._storage.reached(self._client, self._name)).last
 
     async def put(
         self,
@@ -219,8 +233,11 @@ class MemoryBucket:
         stream = self._stream()
         fate: Fate = "good"
         delay_s = 0.0
-        if self._storage.faults is not None:
-            fate, delay_s = self._storage.faults.fate(self._client, self._name, key)
+        faults = self._storage.faults
+        if faults is not None and not faults.reaches(self._client):
+            fate = "lost"
+        elif faults is not None:
+            fate, delay_s = faults.fate(self._client, self._name, key)
         refusal: SequenceConflict | None = None
         last = 0
         if fate != "lost":
@@ -247,9 +264,16 @@ class MemoryBucket:
 
 class MemoryLease:
     def __init__(
-        self, storage: MemoryStorage, bucket: str, key: str, owner: str, ttl_s: float
+        self,
+        storage: MemoryStorage,
+        client: str,
+        bucket: str,
+        key: str,
+        owner: str,
+        ttl_s: float,
     ) -> None:
         self._storage = storage
+        self._client = client
         self._bucket = bucket
         self._key = key
         self._owner = owner
@@ -260,16 +284,14 @@ class MemoryLease:
         return self._owner
 
     async def take(self, over: Over | None) -> bool:
-        await asyncio.sleep(0)
-        found = self._storage.stream(self._bucket).live(self._key)
+        found = (await self._reached()).live(self._key)
         held = None if found is None else found.value
         if held is not None and not may_take(held, self._owner, over):
             return False
         return self._write()
 
     async def renew(self) -> bool:
-        await asyncio.sleep(0)
-        found = self._storage.stream(self._bucket).live(self._key)
+        found = (await self._reached()).live(self._key)
         return found is not None and self._is_ours(found) and self._write()
 
     def _write(self) -> bool:
@@ -279,12 +301,14 @@ class MemoryLease:
         return True
 
     async def release(self) -> None:
-        await asyncio.sleep(0)
-        stream = self._storage.stream(self._bucket)
+        stream = await self._reached()
         found = stream.live(self._key)
         if found is not None and self._is_ours(found):
             del stream.expires_s[self._key]
             stream.write(self._key, None)
+
+    async def _reached(self) -> _Stream:
+        return await self._storage.reached(self._client, self._bucket)
 
     def _is_ours(self, found: Entry) -> bool:
         return found.value is not None and lease_owner(found.value) == self._owner

@@ -447,10 +447,42 @@ class World:
             self._start(rank)
         self._resume()
 
+    # As processes of a simulated cluster (gangs.py) -----------------------------------------------
+
+    def driver_begins(self, hosts: int) -> None:
+        """A process of rank 0 began: its driver goes on from the journal, with so many hosts."""
+        self.wanted = hosts
+        self._driver_dies()
+        self._do_alive(lambda: self.core.want(hosts))
+
+    def stop_hosts(self) -> None:
+        """Let there be none until processes begin."""
+        for rank in sorted(self.processes):
+            self.host_dies(rank)
+
+    def host_begins(self, rank: int) -> None:
+        self._start(rank)
+
+    def host_dies(self, rank: int) -> None:
+        if rank in self.processes:
+            self._gone(rank)
+            del self.processes[rank]
+            self._do_alive(lambda: self.core.lost(rank))
+
+    # The end --------------------------------------------------------------------------------------
+
+    def end(self) -> None:
+        """Complete what any host had sealed, dead ones too, and close them."""
+        self.kills.chance = 0.0
+        for rank in sorted(self.disks.keys() - self.processes.keys()):
+            self._start(rank)
+        self._settle()
+        for rank in self.processes:
+            self._gone(rank)
+
     def _settle(self) -> None:
         """Let processes that came after a kill complete what was sealed, as they do before they
         hear that all is over."""
-        self.kills.chance = 0.0
         for rank, process in self.processes.items():
             process.connected = True
             process.down.clear()
@@ -482,9 +514,7 @@ class World:
         """Until the program has ended. Raises AssertionError where it does not."""
         for _ in range(turns):
             if self.finished is not None:
-                self._settle()
-                for rank in self.processes:
-                    self._gone(rank)
+                self.end()
                 return self
             self.turn()
             if self.rng.random() < scale:

@@ -4,11 +4,13 @@ the simulator's profiles of training jobs, whose Pollux agents report to the mas
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from math import ceil
-from typing import Any, Protocol
+from typing import Any
+
+from tests.sim.gangs import Gangs, Work
 
 from slackwater.common.base import codec
 from slackwater.common.bus.faults import SeededFaults
@@ -16,7 +18,7 @@ from slackwater.common.shell import ServiceDefinition
 from slackwater.common.shell.client import Client
 from slackwater.common.shell.world import SimWorld, World
 from slackwater.common.store.memory import SeededStoreFaults
-from slackwater.loadgen.simulator.control.processes import Rank, Ranks, node
+from slackwater.loadgen.simulator.control.processes import Ranks, node
 from slackwater.loadgen.simulator.control.services import Services
 from slackwater.loadgen.simulator.gpu.jobmodels.base import Conditions
 from slackwater.loadgen.simulator.gpu.jobmodels.profiles import ProfileRun
@@ -30,8 +32,6 @@ from slackwater.services.master.scheduling.scheduler import Decision, Scheduler
 from slackwater.services.master.scheduling.view import NOTHING, View
 from slackwater.services.master.shell import definition as master_definition
 from slackwater.services.worker.effects import RunRank
-
-STOPPED = -15
 
 
 @dataclass(frozen=True)
@@ -57,30 +57,6 @@ class NotingScheduler(Scheduler):
             at_s = view.now_s - self._since_s
             self._into.append(Decided(at_s, tuple(sorted(changed.items()))))
         return decision
-
-
-class Work(Protocol):
-    """Work of a job, over all its attempts."""
-
-    async def go_on(self, cluster: "GpuCluster", rank: RunRank) -> None:
-        """Be this rank's process: return at its end. Cancelled where it is told to stop."""
-        ...
-
-
-class Lasting:
-    """It runs for so long. Its first rank notes what a stop has left."""
-
-    def __init__(self, duration_s: float) -> None:
-        self.left_s = duration_s
-
-    async def go_on(self, cluster: "GpuCluster", rank: RunRank) -> None:
-        began_s = cluster.now_s()
-        try:
-            await asyncio.sleep(self.left_s)
-        except asyncio.CancelledError:
-            if rank.rank == 0:
-                self.left_s -= cluster.now_s() - began_s
-            raise
 
 
 class Training:
@@ -137,18 +113,17 @@ class GpuCluster(Services):
         store_faults: SeededStoreFaults | None = None,
     ) -> None:
         super().__init__(SimWorld(seed, faults=faults, store_faults=store_faults))
-        self.works, self.durations = works, durations
+        self.gangs = Gangs(self, works)
+        self.durations = durations
         self.decided: list[Decided] = []
         self.began_s = ceil(self.now_s() / align_s) * align_s
         """The trace's second 0."""
-        self.holders: dict[str, str] = {}
-        """GPU -> the job whose process runs on it."""
         names = [f"n{number}" for number in range(nodes)]
         self.ranks: dict[str, Ranks] = {name: {} for name in names}
         config = MasterConfig(gpu_policy=policy, gpu_policy_settings=dict(settings or {}))
         self.definitions["master"] = lambda world: self._master(config, world)
         for name in names:
-            self.definitions[name] = node(self, self.ranks[name], self._run, name, gpus)
+            self.definitions[name] = node(self, self.ranks[name], self.gangs.run, name, gpus)
 
     def _master(self, config: MasterConfig, world: World) -> ServiceDefinition:
         made = master_definition(config, world, self.durations)
@@ -156,29 +131,6 @@ class GpuCluster(Services):
         gpus = made.core.state.gpus
         gpus.scheduler = NotingScheduler(gpus.scheduler, self.decided, self.began_s)
         return dataclasses.replace(made, tasks=())
-
-    async def _run(self, rank: Rank) -> None:
-        """Hold its GPUs and do its part of the job's work, until that ends or is stopped."""
-        job = rank.started.job
-        self.take(job, rank.started.gpu_ids)
-        try:
-            await self.works[job].go_on(self, rank.started)
-        except asyncio.CancelledError:
-            rank.code = STOPPED
-        finally:
-            self.leave(job, rank.started.gpu_ids)
-
-    # GPUs: two jobs never hold one ---------------------------------------------------------------
-
-    def take(self, job: str, gpu_ids: Sequence[str]) -> None:
-        assert gpu_ids, f"{job} was started without GPUs"
-        for id in gpu_ids:
-            assert id not in self.holders, f"{id} is held by {self.holders[id]}, given to {job}"
-            self.holders[id] = job
-
-    def leave(self, job: str, gpu_ids: Sequence[str]) -> None:
-        for id in gpu_ids:
-            assert self.holders.pop(id) == job
 
     # For users ------------------------------------------------------------------------------------
 

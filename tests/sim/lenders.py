@@ -82,6 +82,9 @@ class Machine:
 class SlowDisk(Backup):
     """The real file and the real kernel, moved by the simulation's clock instead of threads."""
 
+    turn_s = 0.003
+    """Seconds between two looks at what is to be written."""
+
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._pump = self._loop.create_task(self._turn())
@@ -89,7 +92,7 @@ class SlowDisk(Backup):
     async def _turn(self) -> None:
         words = self._table.words
         while True:
-            await asyncio.sleep(0.003)
+            await asyncio.sleep(self.turn_s)
             while words[k.TAKEN] < words[k.HEAD]:
                 writeback.watch(self._table, 1)
                 if writeback.write_back(self._table, self._fd) == writeback.DISCARDS:

@@ -5,7 +5,7 @@ A swarm: each seed has some of the kinds, so that what one of them hides another
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from tests.sim.invariants import Peace
@@ -22,8 +22,15 @@ CLOCK_STEP_S: Final = 3600.0
 class Outages:
     """Brings one about at each call of a kind, and returns once it is over."""
 
-    def __init__(self, system: System, peace: Peace, rng: random.Random) -> None:
-        self._system, self._peace, self._rng = system, peace, rng
+    def __init__(
+        self,
+        system: System,
+        peace: Peace,
+        rng: random.Random,
+        others: Callable[[], Sequence[str]],
+    ) -> None:
+        """`others`: the clients of the bus, now, beside the system's services."""
+        self._system, self._peace, self._rng, self._others = system, peace, rng, others
         self.seen: dict[str, int] = {}
         kinds: dict[str, Callable[[float], Awaitable[None]]] = {
             "isolated": self._isolate,
@@ -45,17 +52,24 @@ class Outages:
         await self.kinds[name](for_s)
 
     def _clients(self) -> list[str]:
-        names = {*self._system.definitions, *self._system.lives.ids}
-        return sorted(names)
+        aggregators = (f"aggregator-{id}" for id in self._system.lives.ids)
+        return sorted({*self._system.definitions, *aggregators, *self._others()})
 
     async def _isolate(self, for_s: float) -> None:
-        """One service hears nobody, and nobody hears it; its writes are lost as well."""
+        """One service hears nobody, and nobody hears it; the store does neither. The channels of an
+        aggregator break, too, or not: they may take another way."""
         name = self._rng.choice(self._clients())
+        address = name.removeprefix("aggregator-")
+        cut = address in self._system.lives.ids and self._rng.random() < 0.5
+        if cut:
+            self._system.network.cut(address)
         self._system.faults.isolate(name)
         self._system.store_faults.isolated.add(name)
         await asyncio.sleep(for_s)
         self._system.faults.heal()
         self._system.store_faults.isolated.clear()
+        if cut:
+            self._system.network.heal(address)
 
     async def _cut(self, for_s: float) -> None:
         """Two services do not hear one another."""

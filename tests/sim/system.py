@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.sim.gangs import Gangs, Work
 from tests.sim.lives import Lives, Network
 
 from slackwater.agent import line as agent_line
@@ -31,10 +32,9 @@ from slackwater.common.shell.client import Client
 from slackwater.common.shell.world import SimWorld, World
 from slackwater.common.store.memory import SeededStoreFaults
 from slackwater.common.transport.memory import MemoryChannel, MemoryFabric
-from slackwater.loadgen.simulator.control.processes import Processes, Rank, Ranks
+from slackwater.loadgen.simulator.control.processes import Processes, Rank, Ranks, node
 from slackwater.loadgen.simulator.control.services import Services
-from slackwater.schemas.base import JobId, Ok
-from slackwater.schemas.job_requests import CancelJob, JobAccepted, SubmitJob
+from slackwater.schemas.base import JobId
 from slackwater.schemas.jobs import JobSpec
 from slackwater.schemas.tensors import TensorSpec, UpdateRule
 from slackwater.services.aggregator import executor
@@ -53,6 +53,8 @@ CPU_S_PER_ELEMENT = 1e-3
 CHUNK_S = 0.02
 """For how long a task with a deadline has the slot before it looks whether another is nearer."""
 WORKERS = 2
+NODES, GPUS = 3, 2
+"""Nodes with GPUs, and GPUs of each."""
 STALLED_S = 120.0
 """Longer than any fault lasts: whoever waits so long waits for ever."""
 KILLED = -9
@@ -266,6 +268,8 @@ class System(Services):
         aggregators: int = 8,
         clusters: int = 1,
         shared: bool = True,
+        masters: int = 1,
+        gpu_policy: str = "",
     ) -> None:
         rng = random.Random(f"{seed}/faults")
         self.faults = SeededFaults(rng, drop=0.01, duplicate=0.02, delay_s_max=0.01)
@@ -278,11 +282,25 @@ class System(Services):
         self.outside: World = self.sim.client("outside")
         self.jobs: dict[str, Job] = {}
         self.ranks: Ranks = {}
-        self._define(policy, clusters, aggregators)
+        self.works: dict[str, Work] = {}
+        """What jobs with GPUs do, by id."""
+        self.gangs = Gangs(self, self.works)
+        self.gang_ranks: list[Ranks] = []
+        """Processes of each node with GPUs, which others may be on, too."""
+        for number in range(masters):
+            config = MasterConfig(
+                id=f"m{number}", aggregators_max=aggregators, gpu_policy=gpu_policy or "fifo"
+            )
+            name = f"master{number or ''}"
+            self.definitions[name] = lambda world, c=config: master_definition(c, world)  # type: ignore[misc]
+        self._define(policy, clusters)
+        for number in range(NODES if gpu_policy else 0):
+            self.gang_ranks.append({})
+            self.definitions[f"n{number}"] = node(
+                self, self.gang_ranks[number], self._run, f"n{number}", GPUS
+            )
 
-    def _define(self, policy: str, clusters: int, aggregators: int) -> None:
-        master = MasterConfig(aggregators_max=aggregators)
-        self.definitions["master"] = lambda world: master_definition(master, world)
+    def _define(self, policy: str, clusters: int) -> None:
         for number in range(clusters):
             config = ControllerConfig(id=f"c{number}", policy=policy)
             self.definitions[config.id] = lambda world, c=config: controller_definition(c, world)  # type: ignore[misc]
@@ -296,6 +314,9 @@ class System(Services):
         self.definitions["worker"] = worker
 
     async def _run(self, rank: Rank) -> None:
+        if rank.started.job in self.works:
+            await self.gangs.run(rank)
+            return
         try:
             await Program(self, self.jobs[rank.started.job], rank.started.rank).run()
         except asyncio.CancelledError:
@@ -328,21 +349,24 @@ class System(Services):
 
     # For users ------------------------------------------------------------------------------------
 
-    def _client(self) -> Client:
+    def user(self) -> Client:
         world = self.outside
         return Client(world.bus, world.clock, budget_s=STALLED_S, rng=world.rng)
 
     async def submit(self, job: Job) -> None:
         self.jobs[job.spec.id] = job
-        await self._client().master("submit", SubmitJob(spec=job.spec), JobAccepted)
+        await self.submit_spec(job.spec)
+
+    async def submit_spec(self, spec: JobSpec) -> None:
+        await self.user().submit(spec)
 
     async def cancel(self, job: Job) -> None:
-        await self._client().master("cancel", CancelJob(job=job.spec.id), Ok)
+        await self.user().cancel(job.spec.id)
         job.ended = "cancelled"
 
-    def state_of(self, job: Job) -> str:
+    def state_of(self, id: str) -> str:
         assert self.master is not None
-        known = self.master.state.jobs.get(JobId(job.spec.id))
+        known = self.master.state.jobs.get(JobId(id))
         return known.record.state if known is not None else "unknown"
 
 

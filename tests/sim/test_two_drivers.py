@@ -14,13 +14,12 @@ from pathlib import Path
 
 import pytest
 from tests.sim.decisions.inputs import write_profiles
+from tests.sim.gangs import Lasting, Work
 from tests.sim.gpu_cluster import (
     Decided,
     GpuCluster,
-    Lasting,
     NotingScheduler,
     Training,
-    Work,
     gpu_cluster,
 )
 from tests.sim.submissions import submission

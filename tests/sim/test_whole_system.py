@@ -1,6 +1,7 @@
 """Ten virtual minutes of the whole system: random arrivals and exits, stragglers, congested links,
 killed services of every kind, partitions, outages, lost writes, clocks that were set (outages.py),
-and no invariant broken (invariants.py).
+and no invariant broken (invariants.py). By seed there are a standby of the master, nodes with GPUs
+(gang_story.py), and remote memory (remote_memory.py) beside it.
 
 A few seeds run here; `make sim` runs 200 (`python -m tests.sim.test_whole_system --seeds 200`).
 """
@@ -12,14 +13,18 @@ import multiprocessing
 import os
 import random
 import sys
+import tempfile
 import time
 import traceback
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import pytest
 import structlog
+from tests.sim import gang_story
+from tests.sim.gang_story import GangStory
 from tests.sim.invariants import (
     CycleWatch,
     IndexWatch,
@@ -32,6 +37,7 @@ from tests.sim.invariants import (
     controllers,
 )
 from tests.sim.outages import Outages
+from tests.sim.remote_memory import RemoteMemory
 from tests.sim.system import SHARE, Job, System, make_job, whole_system
 
 from slackwater.common.shell.simulated_loop import run_simulated
@@ -44,6 +50,8 @@ QUIET_S = 60.0
 MOVE_S = 10.0
 """A job's migration is over by then, with nobody killed."""
 POLICIES = ("cyclic", "edf")
+WITH_MEMORY = 0.3
+"""The part of the seeds in which remote memory is used."""
 
 
 @dataclass
@@ -61,16 +69,26 @@ class Seen:
     outages: int = 0
     served: int = 0
     """Buckets that were found where they belong, second by second, in peace."""
+    gangs: int = 0
+    """Jobs with GPUs that ended."""
+    resized: int = 0
+    pages: int = 0
+    """Pages of remote memory that were read and right."""
+    leaders: int = 0
 
 
 class Story:
-    def __init__(self, system: System, seed: int) -> None:
-        self.system = system
+    def __init__(self, system: System, seed: int, memory: RemoteMemory | None) -> None:
+        self.system, self.memory = system, memory
         self.rng = random.Random(f"{seed}/story")
         self.peace = Peace(system)
         self.owners, self.losses = OwnerWatch(self.peace), LossWatch(self.peace)
         self.seen = Seen()
-        self.outages = Outages(system, self.peace, random.Random(f"{seed}/outages"))
+        others = (lambda: memory.clients) if memory is not None else list
+        self.outages = Outages(system, self.peace, random.Random(f"{seed}/outages"), others)
+        self.gangs: GangStory | None = None
+        if system.gang_ranks:
+            self.gangs = GangStory(system, random.Random(f"{seed}/gangs"), seed)
 
     async def run(self) -> Seen:
         system = self.system
@@ -79,6 +97,11 @@ class Story:
         jobs = [self._job(n) for n in range(self.rng.randint(5, 7))]
         lives = [system.spawn(self._live(job)) for job in jobs]
         system.spawn(self._check_always())
+        if self.gangs is not None:
+            self.gangs.begin()
+        if self.memory is not None:
+            await self.memory.begin()
+            self.memory.users_start(2)
         while system.now_s() < ends_s - QUIET_S:
             await asyncio.sleep(self.rng.uniform(*self.rng.choice(GAPS_S)))
             await self._fault()
@@ -87,6 +110,10 @@ class Story:
         await self._at_rest()
         check_settled(system)
         await asyncio.gather(*lives)
+        if self.gangs is not None:
+            await self.gangs.over()
+        if self.memory is not None:
+            await self.memory.finish()
         await asyncio.sleep(QUIET_S)
         system.raise_failures()
         check_empty(system)
@@ -94,6 +121,12 @@ class Story:
         self.seen.iterations = sum(len(job.iterations_s) for job in jobs)
         self.seen.beyond, self.seen.looks = self.losses.beyond, self.losses.looks
         self.seen.served = self.owners.served
+        if self.gangs is not None:
+            self.seen.gangs, self.seen.resized = len(system.works), self.gangs.resized
+        if self.memory is not None:
+            self.seen.pages = self.memory.checker.reads
+        assert system.master is not None
+        self.seen.leaders = system.master.state.epoch
         self.seen.outages = sum(self.outages.seen.values())
         self.seen.reverts = sum(self.losses.reverts.values())
         return self.seen
@@ -123,9 +156,9 @@ class Story:
         if self.rng.random() < 0.15:
             await asyncio.sleep(self.rng.uniform(1.0, 120.0))
             await system.cancel(job)
-        while system.state_of(job) not in ("completed", "cancelled", "failed"):  # noqa: ASYNC110
+        while system.state_of(job.spec.id) not in ("completed", "cancelled", "failed"):  # noqa: ASYNC110
             await asyncio.sleep(1.0)  # Runs beside the services, under the simulation's clock.
-        if system.state_of(job) == "completed":
+        if system.state_of(job.spec.id) == "completed":
             job.ended = "completed"  # Perhaps before its user's cancel came.
 
     async def _check_always(self) -> None:
@@ -138,6 +171,8 @@ class Story:
             self.system.raise_failures()  # First the causes: a dead service breaks invariants, too.
             for watch in watches:
                 watch.check()
+            if self.memory is not None and self.memory.life is not None:
+                self.memory.watch()
 
     # Faults ---------------------------------------------------------------------------------------
 
@@ -146,6 +181,10 @@ class Story:
             self._kill_aggregator, self._kill_service, self._straggle, self._congest,
             *[self.outages.one] * 3,
         )  # fmt: skip
+        if self.gangs is not None:
+            kinds = (*kinds, self.gangs.kill_process)
+        if self.memory is not None:
+            kinds = (*kinds, self._trouble_memory, self._trouble_memory)
         await self.rng.choice(kinds)()
         self.system.raise_failures()
 
@@ -167,6 +206,10 @@ class Story:
         await system.kill(name)
         await asyncio.sleep(self.rng.choice((0.2, 3.0)))
         system.start(name)
+
+    async def _trouble_memory(self) -> None:
+        assert self.memory is not None
+        await self.memory.fault()
 
     async def _straggle(self) -> None:
         running = [job for job in self.system.jobs.values() if not job.ended]
@@ -192,9 +235,19 @@ class Story:
 
 
 async def _story(seed: int) -> Seen:
+    rng = random.Random(f"{seed}/parts")
     options = {"policy": POLICIES[seed % 2], "shared": seed % 4 < 2, "clusters": 1 + seed % 3 // 2}
-    async with whole_system(seed, **options) as system:
-        return await Story(system, seed).run()
+    options |= {"masters": rng.randint(1, 2), "gpu_policy": rng.choice(gang_story.POLICIES)}
+    with tempfile.TemporaryDirectory(prefix="sw-") as folder:
+        async with whole_system(seed, **options) as system:
+            memory = None
+            if rng.random() < WITH_MEMORY:
+                memory = RemoteMemory(
+                    seed, Path(folder) / "backup", mapped=rng.random() < 0.5, sim=system.sim,
+                    network=system.network, resilience=rng.choice(("disk", "2+1", "2-copies")),
+                    pause_s=0.6,
+                )  # fmt: skip
+            return await Story(system, seed, memory).run()
 
 
 def run_seed(seed: int) -> Seen:
@@ -210,7 +263,7 @@ corrected, and the job stayed where its tasks could be late (controller/policies
 def test_ten_minutes_of_everything_break_no_invariant(seed: int) -> None:
     seen = run_seed(seed)
     assert seen.jobs >= 5
-    assert seen.kills >= 3
+    assert seen.kills + seen.outages >= 3
     assert seen.iterations > 300
     assert seen.served > 300
 

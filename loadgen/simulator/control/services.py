@@ -24,16 +24,21 @@ PARTY: Final[ContextVar[str]] = ContextVar("party", default="")
 
 
 class Services:
-    """A master and controllers are found by their cores: `master`, `controllers`."""
+    """Masters and controllers are found by their cores: `master`, `controllers`."""
 
     def __init__(self, sim: SimWorld) -> None:
         self.sim = sim
         self.definitions: dict[str, Callable[[World], ServiceDefinition]] = {}
         self.running: dict[str, tuple[World, asyncio.Task[Any], asyncio.Event]] = {}
         self.controllers: dict[str, Controller] = {}
-        self.master: Master | None = None
+        self._masters: dict[str, Master] = {}
         self.failures: list[BaseException] = []
         self._tasks: dict[asyncio.Task[Any], None] = {}
+
+    @property
+    def master(self) -> Master | None:
+        """The master that led last; one that stands by knows no epoch."""
+        return max(self._masters.values(), key=lambda core: core.state.epoch, default=None)
 
     def now_s(self) -> float:
         return self.sim.clock.now_s()
@@ -68,7 +73,7 @@ class Services:
             if isinstance(made.core, Controller):
                 self.controllers[name] = made.core
             if isinstance(made.core, Master):
-                self.master = made.core
+                self._masters[name] = made.core
             try:
                 await run_service(made, world, stop)
                 return
@@ -99,8 +104,8 @@ class Services:
 
     def check_indexes(self) -> None:
         """Every core's indexes and sums are what its records say, at any moment."""
-        if self.master is not None:
-            self.master.state.check_invariants()
+        for name in sorted(self._masters):
+            self._masters[name].state.check_invariants()
         for name in sorted(self.controllers):
             check_invariants(self.controllers[name].state)
 

@@ -247,6 +247,9 @@ def test_a_refusal_after_a_lost_write_runs_through_the_pipeline() -> None:
             self.left -= 1
             return ("lost" if self.left == 0 else "good"), 0.0
 
+        def reaches(self, client: str) -> bool:
+            return True
+
     async def program(sim: SimWorld) -> None:
         bucket = await sim.client("a").store.bucket("b")
         sim.storage.faults = LoseFirst()
