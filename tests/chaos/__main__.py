@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 import structlog
-from tests.chaos import points
+from tests.chaos import points, soak
 from tests.chaos.run import Plan, lines, run
 
 SERVICES = ("master-m1", "controller-c1", "profiler-p1", "worker-w1", "aggregator-a1")
@@ -28,10 +28,13 @@ def main() -> int:
     parser.add_argument("--rate", type=float, default=60.0, help="submissions a second")
     parser.add_argument("--programs", type=float, default=0.05, help="the part with a program")
     parser.add_argument("--trains", action="store_true", help="two jobs train, to the bit")
+    parser.add_argument("--soak", type=float, default=0.0, help="seconds of everyday use instead")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     options = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    if options.soak:
+        return _soak(options.soak, options.rate, options.seed)
     faults, times = tuple(options.faults.split(",")), options.times
     if options.points:
         faults = tuple(points.faults())
@@ -45,6 +48,13 @@ def main() -> int:
         told = "\n".join(lines(report))
     sys.stdout.write(told + "\n")
     return 1 if report.wrong else 0
+
+
+def _soak(seconds: float, rate: float, seed: int) -> int:
+    with tempfile.TemporaryDirectory(prefix="sw-chaos-") as folder:
+        told = asyncio.run(soak.soak(seconds, rate, Path(folder), seed))
+    sys.stdout.write("\n".join(soak.lines(told)) + "\n")
+    return 1 if told.wrong else 0
 
 
 if __name__ == "__main__":

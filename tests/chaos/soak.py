@@ -6,6 +6,7 @@ thousand records), the last part of the run is compared with the one before.
 """
 
 import asyncio
+import os
 import random
 import time
 from collections.abc import Sequence
@@ -50,6 +51,7 @@ class Soak:
     nbytes: list[int] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
     calls: int = 0
+    seconds: float = 0.0
 
     def look(self, cluster: EmbeddedCluster) -> None:
         for unit in cluster.supervisor.status():
@@ -83,6 +85,32 @@ class Soak:
             self.wrong.append(f"there are {files[0]} and then {files[1]} files")
 
 
+def lines(told: Soak) -> list[str]:
+    """Return the report as a person reads it: each figure before, and in the last part."""
+    found = [
+        f"{told.calls:,} calls in {told.seconds:.0f} s; each figure in the part before the last, "
+        "and in the last",
+        f"{'SERVICE':18}{'RESIDENT MB':>16}{'DESCRIPTORS':>14}{'THREADS':>10}",
+    ]
+    for name, samples in sorted(told.units.items()):
+        halves = parts(samples)
+        resident = [median(each.resident_bytes for each in part) / 2**20 for part in halves]
+        files = [max(each.descriptors for each in part) for part in halves]
+        threads = [max(each.threads for each in part) for part in halves]
+        found.append(
+            f"{name:18}{resident[0]:8.1f}{resident[1]:8.1f}{files[0]:7}{files[1]:7}"
+            f"{threads[0]:5}{threads[1]:5}"
+        )
+    files = [max(part) for part in parts(told.files)]
+    nbytes = [max(part) / 2**20 for part in parts(told.nbytes)]
+    found.append(
+        f"files of the state: {files[0]}, {files[1]}; MB: {nbytes[0]:.1f}, {nbytes[1]:.1f}"
+    )
+    found += [f"WRONG: {each}" for each in told.wrong[:20]]
+    found.append(f"{len(told.wrong)} anomalies")
+    return found
+
+
 def parts(samples: Sequence[T]) -> tuple[Sequence[T], Sequence[T]]:
     """Return the two halves of what came after all was filled."""
     kept = samples[int(FILLED * len(samples)) :]
@@ -92,12 +120,13 @@ def parts(samples: Sequence[T]) -> tuple[Sequence[T], Sequence[T]]:
 def _below(folder: Path) -> tuple[int, int]:
     """Count files and bytes; what goes meanwhile counts for nothing."""
     files = nbytes = 0
-    for path in folder.rglob("*"):
-        try:
-            found = path.lstat()
-        except FileNotFoundError:
-            continue
-        files, nbytes = files + 1, nbytes + found.st_size
+    for parent, _, names in os.walk(folder):  # A folder that went is passed over.
+        for name in names:
+            try:
+                found = os.lstat(os.path.join(parent, name))
+            except FileNotFoundError:
+                continue
+            files, nbytes = files + 1, nbytes + found.st_size
     return files, nbytes
 
 
@@ -120,6 +149,6 @@ async def soak(seconds: float, rate: float, folder: Path, seed: int = 1) -> Soak
             await running
         told.wrong += load.wrong
         told.wrong += [f"no order explains {job}" for job in unexplained(load.calls, load.models)]
-        told.calls = len(load.calls)
+        told.calls, told.seconds = len(load.calls), seconds
     told.judge()
     return told

@@ -4,9 +4,8 @@ them at night, and by `make chaos`."""
 from pathlib import Path
 
 import pytest
-from tests.chaos import points
+from tests.chaos import points, soak
 from tests.chaos.run import Plan, Report, lines, run
-from tests.chaos.soak import soak
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]
 
@@ -53,6 +52,6 @@ async def test_many_of_one_kind(fault: str, times: int, most_s: float, tmp_path:
 @pytest.mark.nightly
 @pytest.mark.timeout(4000)
 async def test_an_hour_of_use_leaves_nothing_behind(tmp_path: Path) -> None:
-    told = await soak(3600.0, 10.0, tmp_path)
+    told = await soak.soak(3600.0, 10.0, tmp_path)
     assert told.calls > 60_000
-    assert not told.wrong, "\n".join(told.wrong)
+    assert not told.wrong, "\n".join(soak.lines(told))
