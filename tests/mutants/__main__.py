@@ -1,9 +1,9 @@
-"""`python -m tests.mutants`: do the unit tests notice a change of what matters most?
+"""`python -m tests.mutants`: do the tests notice a change of what matters most?
 
-A sample of changes, drawn by a seed, is made one at a time in a copy of the checkout, and the tests
-of the module's folder are run there until one fails. A change that none notices has survived. It is
-to be killed by a better test, or listed in survivors.toml with the reason why no test can: it
-changes nothing that anybody sees.
+A sample of changes, drawn by a seed, is made one at a time in a copy of the checkout, and the unit
+tests of the module's folder are run there until one fails, then simulations of the whole system. A
+change that none notices has survived. It is to be killed by a better test, or listed in
+survivors.toml with the reason why no test can: it changes nothing that anybody sees.
 """
 
 import argparse
@@ -53,6 +53,18 @@ CRITICAL: Final[dict[tuple[str, ...], tuple[str, ...]]] = {
     ),
 }  # fmt: skip
 """Modules -> the tests that are to notice a change of theirs."""
+SIMULATIONS: Final = tuple(
+    f"tests/sim/test_{name}.py"
+    for name in (
+        "control_plane",
+        "late_exits",
+        "data_plane",
+        "saving",
+        "standing_in",
+        "whole_system",
+    )
+)
+"""Run where the unit tests notice nothing."""
 
 
 def sample(rng: random.Random, count: int) -> list[tuple[Change, tuple[str, ...]]]:
@@ -70,10 +82,17 @@ def _read(module: str) -> str:
 
 
 def survives(change: Change, tests: tuple[str, ...], copy: Path) -> bool:
-    """Make the change in `copy` and run the tests there."""
+    """Make the change in `copy` and run the tests there, then the simulations."""
     path = copy / change.module
     source = path.read_text()
     path.write_text(change.applied(source))
+    try:
+        return _pass(tests, copy) and _pass(SIMULATIONS, copy)
+    finally:
+        path.write_text(source)
+
+
+def _pass(tests: tuple[str, ...], copy: Path) -> bool:
     command = [
         sys.executable, "-B", "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider",
         "-m", "not slow and not nightly and not live", *tests,
@@ -86,8 +105,6 @@ def survives(change: Change, tests: tuple[str, ...], copy: Path) -> bool:
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         return False
-    finally:
-        path.write_text(source)
     return ended.returncode == 0
 
 
@@ -103,10 +120,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
     parser.add_argument("--count", type=int, default=60)
     parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--named", default="", help="only changes of the sample named so, in part")
     parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
     options = parser.parse_args()
     excused = tomllib.loads((Path(__file__).parent / "survivors.toml").read_text())
     drawn = sample(random.Random(options.seed), options.count)
+    drawn = [each for each in drawn if options.named in each[0].name]
     survivors: list[Change] = []
     with tempfile.TemporaryDirectory(prefix="sw-mutants-") as folder:
         copies = [copied(Path(folder) / str(n)) for n in range(options.processes)]

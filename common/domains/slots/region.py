@@ -78,7 +78,7 @@ def _word_index(number: int) -> int:
 
 def _hyper_words(words: Words) -> Words:
     """Each rank's hyper-parameters, (rank, word)."""
-    ranks = words[RANKS_OFFSET // WORD : HEADER_BYTES // WORD]
+    ranks = words[RANKS_OFFSET // WORD :]
     return ranks.reshape(-1, RANK_STRIDE // WORD)[:, : HYPER_BYTES // WORD]
 
 

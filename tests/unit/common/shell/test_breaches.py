@@ -178,3 +178,28 @@ def test_breaches_are_kept_in_a_bounded_number(monkeypatch: pytest.MonkeyPatch) 
         assert newest.account == f"u{limits.BREACHES_KEPT + 2}"
 
     simulate(main())
+
+
+def test_what_was_posted_behind_a_breach_is_left_and_holds_nothing_up() -> None:
+    """Events that wait when the core breaks never reach it, and the end does not wait for them."""
+
+    async def main() -> None:
+        sim = SimWorld(1)
+        service = await Running(sim).ready()
+        before = [Requested(1001, Crash()), Requested(1002, Ok()), Requested(1003, Ok())]
+        shell: Any = service.port
+        steps = shell._steps
+        steps._paused = True  # As before the records are recovered.
+        for event in before:
+            steps.post(event)
+        assert steps.waiting == 3
+        steps._paused = False
+        began_s = sim.clock.now_s()
+        steps._drain()
+        assert steps.waiting == 0
+        with pytest.raises(Breached):
+            await service.task
+        assert sim.clock.now_s() - began_s < limits.BREACH_S / 2
+        assert [event for event in service.core.events if event in before] == before[:1]
+
+    simulate(main())

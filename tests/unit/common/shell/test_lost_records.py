@@ -5,17 +5,21 @@ import copy
 from typing import Any
 
 import pytest
+import structlog
 from tests.unit.common.shell.ledger import Running, simulate
 
-from slackwater.common.base import limits
+from slackwater.common.base import codec, limits
 from slackwater.common.base.codec import encode
 from slackwater.common.base.effects import Publish
 from slackwater.common.base.errors import RecordsMissing, RolledBack
+from slackwater.common.shell.known import _write_back
 from slackwater.common.shell.peers import Peers
 from slackwater.common.shell.world import SimWorld
 from slackwater.common.store.accepted import accept
+from slackwater.common.store.base import EPOCH_KEY
 from slackwater.common.store.witness import Mark
 from slackwater.common.store.witness_file import MemoryWitnesses
+from slackwater.schemas.service import EpochRecord
 
 BUCKET = "accounts"
 
@@ -126,3 +130,44 @@ def test_memory_of_one_disk_is_of_its_buckets() -> None:
     witnesses = MemoryWitnesses()
     assert witnesses.of("a") is witnesses.of("a")
     assert witnesses.of("a") is not witnesses.of("b")
+
+
+def test_a_write_without_a_mark_is_told_of_at_the_next_start_and_refuses_nothing() -> None:
+    """A person deleted a record by hand."""
+
+    async def main() -> None:
+        sim = SimWorld(1)
+        service = await Running(sim).ready()
+        await service.add("c1", 5)
+        await service.end()
+        bucket = await sim.client("a person").store.bucket(BUCKET)
+        await bucket.delete("a", expected_last=await bucket.last_sequence())
+        with structlog.testing.capture_logs() as logs:
+            again = await Running(sim).ready()
+        told = [each for each in logs if each["event"] == "bucket.unchecked"]
+        assert [each["bucket"] for each in told] == [BUCKET]
+        await again.end()
+        with structlog.testing.capture_logs() as logs:
+            third = await Running(sim).ready()
+        assert not [each for each in logs if each["event"] == "bucket.unchecked"]
+        await third.end()
+
+    simulate(main())
+
+
+def test_what_is_written_back_is_of_the_next_epoch_and_marked_at_its_place() -> None:
+    async def main() -> None:
+        sim = SimWorld(1)
+        store = sim.client("a").store
+        bucket = await store.bucket("b")
+        told = EpochRecord(epoch=4, writer="a", since_s=0.0)
+        first = await bucket.put(EPOCH_KEY, codec.encode_record(told, 4), expected_last=0)
+        keys, mark = await _write_back(store, "a", (4, first), sim.clock, "b", {})
+        assert (list(keys), mark.epoch, mark.sequence) == ([], 5, first + 1)
+        assert await bucket.last_sequence() == first + 1
+        ours = (5, first + 1)
+        keys, mark = await _write_back(store, "a", ours, sim.clock, "b", {"k": b"v"})
+        assert (list(keys), mark.epoch, mark.sequence) == (["k"], 6, first + 3)
+        assert (await bucket.load()).mark == mark
+
+    simulate(main())

@@ -1,6 +1,7 @@
 """The bucket's writer, against a server that loses, delays and refuses in every order."""
 
 import asyncio
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -233,5 +234,44 @@ def test_a_step_that_fails_when_its_record_is_durable_ends_the_writer() -> None:
             while not owned.failures:  # noqa: ASYNC110 (virtual time)
                 await asyncio.sleep(0.01)
         assert str(owned.failures[0]) == "injected"
+
+    run_simulated(main())
+
+
+@pytest.mark.parametrize("left", [None, 1], ids=["no epoch", "an older epoch"])
+def test_a_server_whose_epoch_is_gone_or_older_was_rolled_back(left: int | None) -> None:
+    class Emptied:
+        def __init__(self, bucket: Bucket) -> None:
+            self._bucket = bucket
+            self.lost = False
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._bucket, name)
+
+        async def put(self, key: str, value: bytes, **options: int) -> int:
+            if self.lost:
+                raise DeadlineExceeded("gone")
+            return await self._bucket.put(key, value, **options)
+
+        async def get(self, key: str) -> Entry | None:
+            found = await self._bucket.get(key)
+            if not self.lost or found is None:
+                return found
+            return None if left is None else replace(found, sequence=found.sequence - left)
+
+    async def main() -> None:
+        emptied: Any = None
+
+        def wrap(bucket: Bucket) -> Any:
+            nonlocal emptied
+            emptied = Emptied(bucket)
+            return emptied
+
+        owned = await Owned.take(SimWorld(3), wrap)
+        emptied.lost = True
+        owned.writer.write("a", b"1", 1)
+        await owned.settle()
+        assert isinstance(owned.failures[0], RolledBack)
+        assert "its epoch record is gone, or an older one" in str(owned.failures[0])
 
     run_simulated(main())

@@ -1,5 +1,6 @@
 """The witness of a bucket: what it proves of a store that lost something, and of its own file."""
 
+import os
 import random
 import zlib
 from collections.abc import Iterator
@@ -303,3 +304,31 @@ def test_a_line_with_a_right_checksum_and_nonsense_is_left_out() -> None:
     for body in (b"", b"{}", b"[1]", b'["a"]', b"[1,2,3,4]", b"\xff", b'["a",1]', b"null"):
         read = parsed(b"%08x %s\n" % (zlib.crc32(body), body))
         assert read == Told(None, {}, 1)
+
+
+async def test_a_line_is_in_the_file_before_that_is_made_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lines that a program still holds in its buffer are not on the disk after fdatasync."""
+    path, content = tmp_path / "b", Content()
+    file, seen = FileWitness(path), list[Told]()
+    await file.begin({}, content.mark(1, 0))
+    sync = os.fdatasync
+
+    def look(descriptor: int) -> None:
+        sync(descriptor)
+        seen.append(parsed(path.read_bytes()))
+
+    monkeypatch.setattr(os, "fdatasync", look)
+    note = Noted("a", content.write("a", b"1"))
+    await file.add([note], content.mark(1, 1))
+    assert seen == [Told(content.mark(1, 1), dict([note]))]
+
+
+async def test_a_file_that_is_written_anew_leaves_no_descriptor_open(tmp_path: Path) -> None:
+    file, content = FileWitness(tmp_path / "b"), Content()
+    await file.begin({}, content.mark(1, 0))
+    before = len(os.listdir("/proc/self/fd"))
+    for epoch in range(2, 12):
+        await file.begin({}, content.mark(epoch, 0))
+    assert len(os.listdir("/proc/self/fd")) == before

@@ -512,3 +512,16 @@ def test_every_transition_of_the_table_happens() -> None:
     run_state_machine_as_test(AnyLife, settings=settings(max_examples=200, derandomize=True))
     table = {(old, new) for old, after in TRANSITIONS.items() for new in after}
     assert table <= AnyLife.seen
+
+
+def test_an_offer_goes_with_its_rank() -> None:
+    """What a rank said that left counts no more, not even once it is back with something else."""
+    bare = bucket()
+    for rank in range(3):
+        bare.attach(rank, rank + 10)
+    bare.offered(0, 2)
+    bare.offered(1, 9)
+    bare.detach(1, 11)
+    bare.attach(1, 51)
+    assert bare.offered(2, 3) == (), "rank 1 has not said again what it has"
+    assert bare.offered(1, 1) == (2,)

@@ -268,7 +268,9 @@ def test_a_worker_done_that_the_bus_lost_is_told_again_by_the_next_heartbeat() -
         target = moving.target[bucket]
         at = WorkersAt(job=JobId("j"), bucket=bucket, location_epoch=target.location_epoch)
         late = WorkersAt(job=JobId("j"), bucket=bucket, location_epoch=99)
-        harness.beat(target.aggregator, arrived=(at, at, late))  # Repeated, or another move's.
+        beyond = WorkersAt(job=JobId("j"), bucket=len(moving.target), location_epoch=99)
+        # Repeated, another move's, and another plan's.
+        harness.beat(target.aggregator, arrived=(at, at, late, beyond))
     assert harness.stored["j"].phase == "steady"
     assert harness.stored["j"].places == moving.target
     harness.beat("a0", arrived=(at,))
@@ -660,3 +662,15 @@ def test_only_jobs_with_virtual_ranks_are_hosted_as_such(ranks: int) -> None:
     assert harness.ask(msgspec.structs.replace(order, spec=spec)) == Ok()
     plan = last(harness.sent, HostBuckets).plan
     assert (plan.virtual, plan.workers) == (ranks > 0, ranks or 2)
+
+
+def test_a_job_and_its_aggregators_are_as_new_once_all_of_it_is_hosted() -> None:
+    """Windows of before say nothing about them."""
+    harness = Harness(Pool(4))
+    harness.pass_time(30)
+    assert harness.ask(placed("j", 2)) == Ok()
+    state = harness.core.state
+    job = state.jobs[JobId("j")]
+    assert job.located
+    assert job.settled_s == harness.now_s
+    assert {state.aggregators[home].changed_s for home in job.homes()} == {harness.now_s}

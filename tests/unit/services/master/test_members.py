@@ -6,7 +6,7 @@ import pytest
 from tests.unit.services.master.test_master_core import Harness, heartbeat, spec, submitted
 
 from slackwater.common.base.limits import LOST_AFTER_S
-from slackwater.schemas.base import AggregatorId, ClusterId, NodeId, Refused
+from slackwater.schemas.base import AggregatorId, ClusterId, JobId, NodeId, Refused
 from slackwater.schemas.cluster import (
     AggregatorList,
     AggregatorRecord,
@@ -16,6 +16,7 @@ from slackwater.schemas.cluster import (
 )
 from slackwater.schemas.job_requests import CancelJob, JobAccepted, SubmitJob
 from slackwater.services.master import clusters, nodes, pool, state
+from slackwater.services.master.jobs import silent_node
 from slackwater.services.master.members import KEPT_S, longest_silent, outdated
 
 
@@ -164,3 +165,14 @@ def test_one_tenant_leaves_room_in_the_queue_for_others(monkeypatch: pytest.Monk
     assert submit("third", 3) == 3
     harness.ask(CancelJob(job="greedy0"))
     assert submit("new", 4) == 4
+
+
+def test_a_node_is_silent_beyond_its_seconds_and_not_at_them() -> None:
+    harness = Harness(node_silent_s=8.0)
+    harness.node()
+    submitted(harness, "a", workers=1)
+    assert harness.job("a").state in ("starting", "running")
+    job, config = harness.core.state.jobs[JobId("a")], harness.core.state.config
+    nodes, began_s = harness.core.state.nodes, harness.now_s
+    assert silent_node(job, nodes, config, began_s, began_s + 8.0) is None
+    assert silent_node(job, nodes, config, began_s, began_s + 8.001) == "n1"

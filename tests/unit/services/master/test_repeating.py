@@ -17,7 +17,7 @@ from tests.unit.services.master.test_master_core import (
 )
 
 from slackwater.common.base.effects import Answered, EffectKey, Publish, Reply, Request
-from slackwater.schemas.base import RUN_ATTEMPTS, JobId, Message, NodeId, Ok, Refused
+from slackwater.schemas.base import RUN_ATTEMPTS, RUNS_MAX, JobId, Message, NodeId, Ok, Refused
 from slackwater.schemas.job_events import JobEvent
 from slackwater.schemas.job_requests import (
     CancelJob,
@@ -365,3 +365,38 @@ def test_what_was_stored_is_what_was_answered(message: Message) -> None:
     stored = msgspec.structs.asdict(harness.job("a"))
     assert stored["run"] == 1 or stored["deleted"]
     assert JobId("a") in harness.core.state.jobs
+
+
+def test_an_id_is_free_once_the_controller_has_let_the_tensors_go() -> None:
+    """The refusal names it as long as it has not, whatever else has ended."""
+    harness = Harness()
+    harness.report("c0", 1.0)
+    harness.node()
+    submitted(harness, "a")
+    harness.step(Answered(OrderKey(JobId("a"), Order("start")), Ok()))
+    harness.ask(RegisterJob(job="a", rank=0, tensors=TENSORS))
+    assert harness.job("a").cluster == "c0"
+    harness.step(Answered(OrderKey(JobId("a"), Order("place")), Ok()))
+    harness.ask(CancelJob(job="a"))
+    harness.ask(DeleteJob(job="a"))
+    harness.step(Answered(OrderKey(JobId("a"), Order("stop")), Ok()))
+    refused(
+        harness.answer(SubmitJob(spec=spec("a"))),
+        "it waits for controller c0 to let its tensors go", "or choose another id",
+    )  # fmt: skip
+    harness.step(Answered(OrderKey(JobId("a"), Order("release")), Ok()))
+    assert isinstance(harness.answer(SubmitJob(spec=spec("a"))), JobAccepted)
+
+
+def test_an_id_whose_runs_are_used_up_is_refused_for_good() -> None:
+    harness = Harness()
+    failed(harness)
+    job = harness.core.state.jobs[JobId("a")]
+    job.record = msgspec.structs.replace(job.record, placement=RUNS_MAX - 1)
+    assert isinstance(harness.answer(RerunJob(job="a", run=1)), JobInfo)
+    again = Harness()
+    failed(again)
+    job = again.core.state.jobs[JobId("a")]
+    job.record = msgspec.structs.replace(job.record, placement=RUNS_MAX)
+    told = refused(again.answer(RerunJob(job="a", run=1)), f"{RUNS_MAX} times", "another id")
+    assert told.retry_after_s == 0.0

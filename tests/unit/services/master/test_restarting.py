@@ -2,6 +2,7 @@
 
 import msgspec
 import pytest
+from tests.unit.services.master.test_gpu_dispatch import GpuHarness
 from tests.unit.services.master.test_master_core import (
     Harness,
     facts,
@@ -10,7 +11,7 @@ from tests.unit.services.master.test_master_core import (
     submitted,
 )
 
-from slackwater.common.base.effects import Answered, Persist, Reply, StartTimer, TimerFired
+from slackwater.common.base.effects import Answered, Persist, Publish, Reply, StartTimer, TimerFired
 from slackwater.schemas.base import JobId, NodeId, Ok
 from slackwater.schemas.workers import (
     USELESS_TO_RESTART,
@@ -170,3 +171,16 @@ def test_an_exit_code_that_nobody_could_record_is_not_called_a_kill() -> None:
     harness.ask(unknown)
     assert harness.job("a").state == "running"
     assert harness.job("a").restarts == {"1": 1}
+
+
+def test_a_job_of_one_process_on_a_gpu_is_no_gang() -> None:
+    """Its process alone is started again, where it is, within the same allocation."""
+    harness = GpuHarness()
+    harness.submit("a", 1, restarts=2)
+    job = harness.core.state.jobs[JobId("a")]
+    (node,) = (node for node, _ in job.record.allocation)
+    harness.step(Answered(OrderKey(job.id, job.order("start", node)), Ok()))
+    effects = harness.ask(WorkerExited(job="a", rank=0, node=node, code=-9, attempt=0))
+    assert orders(effects) == []
+    assert "; it is started again in 0.5 s (1 of 2 restarts)" in str(only(effects, Publish).message)
+    assert (harness.job("a").state, job.resting, job.rests) == ("running", {0}, False)
