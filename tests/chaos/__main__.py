@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 import structlog
-from tests.chaos import points, soak
+from tests.chaos import overload, points, soak
 from tests.chaos.run import Plan, lines, run
 
 SERVICES = ("master-m1", "controller-c1", "profiler-p1", "worker-w1", "aggregator-a1")
@@ -29,12 +29,15 @@ def main() -> int:
     parser.add_argument("--programs", type=float, default=0.05, help="the part with a program")
     parser.add_argument("--trains", action="store_true", help="two jobs train, to the bit")
     parser.add_argument("--soak", type=float, default=0.0, help="seconds of everyday use instead")
+    parser.add_argument("--overload", type=float, default=0.0, help="seconds of 5x what it takes")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     options = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     if options.soak:
         return _soak(options.soak, options.rate, options.seed)
+    if options.overload:
+        return _overload(options.overload)
     faults, times = tuple(options.faults.split(",")), options.times
     if options.points:
         faults = tuple(points.faults())
@@ -54,6 +57,12 @@ def _soak(seconds: float, rate: float, seed: int) -> int:
     with tempfile.TemporaryDirectory(prefix="sw-chaos-") as folder:
         told = asyncio.run(soak.soak(seconds, rate, Path(folder), seed))
     sys.stdout.write("\n".join(soak.lines(told)) + "\n")
+    return 1 if told.wrong else 0
+
+
+def _overload(seconds: float) -> int:
+    told = asyncio.run(overload.overload(seconds, 5.0))
+    sys.stdout.write("\n".join(overload.lines(told)) + "\n")
     return 1 if told.wrong else 0
 
 

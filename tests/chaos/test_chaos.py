@@ -4,7 +4,7 @@ them at night, and by `make chaos`."""
 from pathlib import Path
 
 import pytest
-from tests.chaos import points, soak
+from tests.chaos import overload, points, soak
 from tests.chaos.run import Plan, Report, lines, run
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]
@@ -55,3 +55,13 @@ async def test_an_hour_of_use_leaves_nothing_behind(tmp_path: Path) -> None:
     told = await soak.soak(3600.0, 10.0, tmp_path)
     assert told.calls > 60_000
     assert not told.wrong, "\n".join(soak.lines(told))
+
+
+@pytest.mark.parametrize("seconds", [2.0, pytest.param(60.0, marks=pytest.mark.nightly)])
+async def test_more_submissions_than_a_master_can_take_are_all_answered(seconds: float) -> None:
+    """Some seconds, most of them the cluster's start and the measurement of what it takes."""
+    told = await overload.overload(seconds, 5.0)
+    assert not told.wrong, "\n".join(overload.lines(told))
+    assert min(told.answers["taken"], told.answers["refused with a time"]) > 0
+    before, after = told.resident_bytes
+    assert after < before + 64 * 2**20

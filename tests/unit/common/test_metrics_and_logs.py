@@ -5,15 +5,18 @@ import contextlib
 import json
 import logging as standard
 import os
+import random
 import socket
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import psutil
 import pytest
 import structlog
 from prometheus_client.parser import text_string_to_metric_families
+from tests.waiting import eventually
 
 from slackwater.common.base import limits
 from slackwater.common.base import logging as logs
@@ -144,3 +147,39 @@ def test_the_journal_is_told_priorities_and_nobody_else(
             "ready",
             "slow consumer",
         ]
+
+
+@pytest.mark.parametrize("count", [300, pytest.param(20_000, marks=pytest.mark.nightly)])
+def test_requests_of_any_bytes_end_alone_and_leave_nothing(count: int) -> None:
+    """Bytes at random, requests cut off, heads without an end, answers that nobody reads. A scrape
+    between them is served, and descriptors and threads are as before."""
+    rng, exposition = random.Random(count), exposed()
+    port, process = exposition.port, psutil.Process()
+
+    def hostile() -> None:
+        whole = rng.choice((b"GET", b"PUT", b"\x00", b"get" * 30_000)) + rng.choice(
+            (b" /metrics HTTP/1.1\r\n\r\n", b" / HTTP/9.9\r\nA: " + b"b" * 70_000, b" \r\n" * 500)
+        )
+        said = rng.randbytes(rng.randrange(1, 4096)) if rng.random() < 0.3 else whole
+        with socket.create_connection(("127.0.0.1", port), timeout=5) as sock:
+            with contextlib.suppress(OSError):  # It hangs up in the middle of nonsense.
+                sock.sendall(said[: rng.randrange(1, len(said) + 1)])
+                if rng.random() < 0.5:
+                    sock.shutdown(socket.SHUT_WR)
+                    sock.recv(rng.randrange(1, 65_536))
+
+    def scrape() -> bytes:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+            return bytes(answer.read())
+
+    try:
+        scrape()
+        files, threads = process.num_fds(), threading.active_count()
+        for number in range(count):
+            hostile()
+            if number % 50 == 0:
+                assert b"process_open_fds" in scrape()
+        eventually(lambda: threading.active_count() <= threads, "threads end")
+        assert process.num_fds() <= files + 1
+    finally:
+        exposition.close()
