@@ -77,6 +77,14 @@ OWN_POINTS: Final = (
     "slabd.clear.before",  # a returned slab is about to be fenced off and cleared
     "slabd.free.before",  # memory is about to be given back to the machine
     "slabd.free.after",  # it is gone, the store still names it
+    "device.open.before",  # a lender has lent a slab, its memory is not opened
+    "device.admit.before",  # it is opened, no page is in it yet
+    "device.admit.after",
+    "device.leave.before",  # a slab is about to be given back, no request uses it any more
+    "device.leave.after",  # it is closed, the lender was not told
+    "device.sync.before",  # a client's flush: all is in the file, and the disk was not asked
+    "device.sync.after",  # the disk has it, the client was not told
+    "device.discard.before",  # a range of the file is about to be let go
     "profiler.measure.before",  # the host's load is about to be measured
 )
 
@@ -104,6 +112,9 @@ FAILING: Final[Mapping[str, Callable[[str], Exception]]] = {
     "witness.before": _disk,
     "worker.intend.before": _disk,
     "worker.start.before": _disk,
+    "device.open.before": _away,
+    "device.sync.before": _disk,
+    "device.discard.before": _disk,
     "slabd.make.before": lambda name: MemoryError(f"failpoint {name}"),
 }
 """Points, or what they are called after their service, at which the work may fail by itself."""

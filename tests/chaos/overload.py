@@ -41,7 +41,7 @@ class Told:
     answers: Counter[str] = field(default_factory=Counter)
     resident_bytes: tuple[int, int] = (0, 0)
     after_s: float = 0.0
-    """What a submission takes a second after."""
+    """Seconds that a submission takes afterwards."""
     wrong: list[str] = field(default_factory=list)
 
 

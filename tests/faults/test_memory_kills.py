@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from slackwater.common.base import failpoints
 from slackwater.common.base.errors import SlackwaterError, Unavailable
 from slackwater.common.embedded import Supervisor, UnitSpec
 from slackwater.common.shell.client import connect
@@ -48,6 +49,8 @@ class Device:
         self.transport = transport
         self.socket = folder / "nbd"
         self.process: subprocess.Popen[bytes] | None = None
+        self.armed = ""
+        """Failpoints of its next life, and their actions."""
 
     async def start(self) -> NbdClient:
         with (self.folder / "device.log").open("ab") as log:
@@ -60,7 +63,8 @@ class Device:
                     "--transport", self.transport,
                 ],
                 env={
-                    **os.environ, "SLACKWATER_URL": self.url, "SLACKWATER_CLUSTER_TOKEN": TOKEN
+                    **os.environ, "SLACKWATER_URL": self.url, "SLACKWATER_CLUSTER_TOKEN": TOKEN,
+                    failpoints.VARIABLE: self.armed,
                 },
                 stdout=log,
                 stderr=log,
@@ -123,6 +127,8 @@ class Run:
         self.busy: set[int] = set()
         self.users: list[asyncio.Task[None]] = []
         self.done: dict[str, int] = {}
+        self.ends_with: tuple[type[Exception], ...] = (Unavailable,)
+        """Errors that end a user of a device whose process ends."""
 
     async def begin(self) -> None:
         self.client = await self.device.start()
@@ -143,7 +149,7 @@ class Run:
             self.busy.update(pages)
             try:
                 await self._one(client, rng, pages)
-            except Unavailable:
+            except self.ends_with:
                 return
             finally:
                 self.busy.difference_update(pages)

@@ -447,7 +447,7 @@ class World:
             self._start(rank)
         self._resume()
 
-    # As processes of a simulated cluster (gangs.py) -----------------------------------------------
+    # For a simulated cluster (gangs.py) -----------------------------------------------------------
 
     def driver_begins(self, hosts: int) -> None:
         """A process of rank 0 began: its driver goes on from the journal, with so many hosts."""

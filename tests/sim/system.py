@@ -283,7 +283,7 @@ class System(Services):
         self.jobs: dict[str, Job] = {}
         self.ranks: Ranks = {}
         self.works: dict[str, Work] = {}
-        """What jobs with GPUs do, by id."""
+        """Work of jobs with GPUs, by id."""
         self.gangs = Gangs(self, self.works)
         self.gang_ranks: list[Ranks] = []
         """Processes of each node with GPUs, which others may be on, too."""

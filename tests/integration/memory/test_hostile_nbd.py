@@ -156,7 +156,7 @@ async def test_hostile_clients_change_nothing_of_another_and_leave_nothing(
             return sum(sent)
 
         with ProcessPoolExecutor(AT_ONCE, multiprocessing.get_context("spawn")) as pool:
-            await attacked(range(-AT_ONCE, 0), 4 * BURST)  # What is made at first is kept.
+            await attacked(range(-AT_ONCE, 0), 4 * BURST)  # Caches fill at first.
             with nothing_stays():
                 sent = await attacked(range(AT_ONCE), share)
         done.set()

@@ -16,6 +16,7 @@ from slackwater.common.base import limits
 from slackwater.common.base.clock import Clock
 from slackwater.common.base.effects import Publish
 from slackwater.common.base.errors import DecodeRejected, SlackwaterError, Unavailable
+from slackwater.common.base.failpoints import failpoint
 from slackwater.common.domains.memory import frames
 from slackwater.common.shell.effect_runner import EffectRunner, Handlers, handlers, on
 from slackwater.common.transport.base import Channel, Fabric
@@ -229,6 +230,7 @@ class Lenders:
         try:
             if channel is None:
                 raise Unavailable("the channel was lost meanwhile")
+            failpoint("device.open.before")
             region = await channel.open(message.key)
             slab = RemoteSlab(lender, channel, region, message)
             if not slab.intact():
@@ -261,7 +263,9 @@ class Lenders:
 
     def _admit(self, effect: AdmitSlab) -> None:
         member, span, index = effect.member, effect.span, effect.index
+        failpoint("device.admit.before")
         self.device.admit(span, index, self._slabs[member])
+        failpoint("device.admit.after")
         if self.device.resilience.width > 1:
             self._spawn(self._restore(member, span, index))
         if self.device.table.state[span] == states.MAPPED and not self._resting:
@@ -288,9 +292,11 @@ class Lenders:
 
     async def _leaving(self, member: int, span: int, index: int) -> None:
         await self.device.retire(span, index)
+        failpoint("device.leave.before")
         slab = self._slabs.pop(member, None)
         if slab is not None:
             slab.close()
+        failpoint("device.leave.after")
         self.feed(Left(member))
 
 

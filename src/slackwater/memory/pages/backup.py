@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from slackwater.common.base.background import Background, Thread
 from slackwater.common.base.errors import ConfigRejected
+from slackwater.common.base.failpoints import failpoint
 from slackwater.common.native.hole_punch import punch
 from slackwater.memory.pages import kernels as k
 from slackwater.memory.pages import writeback
@@ -174,7 +175,9 @@ class Backup:
     def _sync(self) -> None:
         if self._delay_s:
             time.sleep(self._delay_s)
+        failpoint("device.sync.before")
         os.fdatasync(self._fd)
+        failpoint("device.sync.after")
 
     # Reads ----------------------------------------------------------------------------------------
 
@@ -254,6 +257,7 @@ class Backup:
         offset = int(table.slot_page[slot]) * PAGE_BYTES
         nbytes = int(table.slot_count[slot]) * PAGE_BYTES
         try:
+            failpoint("device.discard.before")
             self._let_go(offset, nbytes)
         except OSError as error:
             writeback.backup_failed(table, error.errno or errno.EIO)

@@ -11,7 +11,7 @@ from typing import Final
 
 import structlog
 
-from slackwater.common.base import limits
+from slackwater.common.base import failpoints, limits
 from slackwater.common.base.clock import Clock, LiveClock
 from slackwater.common.base.errors import ConfigRejected, Fatal, Unavailable
 from slackwater.common.bus.access import Credentials, ends_of
@@ -41,6 +41,7 @@ async def export(
     """Serve until SIGTERM or SIGINT. `ready` is called, and systemd told, once clients may
     connect. Raises Fatal when a part of the device fails, or when it cannot end in order."""
     check_options(options, options.slab_bytes or limits.SLAB_BYTES_DEFAULT)
+    failpoints.arm_from_environment()
     notify = SdNotify.from_environment()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()

@@ -189,7 +189,7 @@ def test_what_was_posted_behind_a_breach_is_left_and_holds_nothing_up() -> None:
         before = [Requested(1001, Crash()), Requested(1002, Ok()), Requested(1003, Ok())]
         shell: Any = service.port
         steps = shell._steps
-        steps._paused = True  # As before the records are recovered.
+        steps._paused = True  # It is before recovery.
         for event in before:
             steps.post(event)
         assert steps.waiting == 3

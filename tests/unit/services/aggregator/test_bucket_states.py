@@ -515,7 +515,7 @@ def test_every_transition_of_the_table_happens() -> None:
 
 
 def test_an_offer_goes_with_its_rank() -> None:
-    """What a rank said that left counts no more, not even once it is back with something else."""
+    """An offer counts no more once its rank has left, even where it is back with another one."""
     bare = bucket()
     for rank in range(3):
         bare.attach(rank, rank + 10)

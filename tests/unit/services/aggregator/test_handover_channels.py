@@ -45,7 +45,7 @@ def test_buckets_that_go_to_one_aggregator_share_a_channel_while_it_lives() -> N
     run_simulated(main())
 
 
-class Rooms:
+class ReservingDouble:
     """A channel that reserves, and notes what is given back (`Reserving`)."""
 
     closed = False
@@ -65,7 +65,7 @@ class Rooms:
 def test_room_that_a_bucket_does_not_need_is_given_back_once() -> None:
     async def main() -> None:
         made = handovers(SimWorld(1), MemoryFabric(MemoryNetwork()))
-        rooms: Any = Rooms()
+        rooms: Any = ReservingDouble()
         ready = _Readiness(Move("m1", 8, TO), channel=rooms, room=7)
         made._ready["j", 0] = ready  # type: ignore[index]
         made.cancel(("j", 0))  # type: ignore[arg-type]
