@@ -31,6 +31,8 @@ MEMORY_GROWS: Final = 1.05
 """Most that the median of resident memory of the last part may be of the part before; and
 MEMORY_BYTES more, which is less than a page table's step."""
 MEMORY_BYTES: Final = 2 * 1024 * 1024
+FACTS_BYTES: Final = 4 * 1024 * 1024
+"""Facts that the bus keeps: so few that they are filled in time."""
 COUNT_GROWS: Final = 2
 """The same of descriptors and threads, in numbers."""
 
@@ -132,7 +134,9 @@ def _below(folder: Path) -> tuple[int, int]:
 
 async def soak(seconds: float, rate: float, folder: Path, seed: int = 1) -> Soak:
     """Use a cluster for so long, at `rate` submissions a second, a tenth of them with programs."""
-    options = ClusterOptions(controllers=1, aggregators=2, cpu_share=0.2)
+    options = ClusterOptions(
+        controllers=1, aggregators=2, cpu_share=0.2, master={"facts_bytes": FACTS_BYTES}
+    )
     told = Soak()
     async with AsyncExitStack() as stack:
         cluster = await stack.enter_async_context(EmbeddedCluster(options))
