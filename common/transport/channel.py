@@ -1,4 +1,4 @@
-"""The common base of channels over sockets: frames, keys, requests and their answers, the end.
+"""The common base of channels: frames, keys, handovers; over sockets requests and their answers.
 
 A channel ends once, with a reason: every operation that waits ends with Unavailable, frames that
 have arrived can still be received, nothing stays open. Keys are random, live in the table of one
@@ -9,7 +9,8 @@ violates the protocol is treated as lost.
 import asyncio
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from slackwater.common.base import limits
@@ -32,6 +33,8 @@ from slackwater.common.transport.reservations import Arriving, GiveBack, no_acco
 KEY_BYTES: Final = 32
 LABEL_BYTES_MAX: Final = 200
 """Bytes of a region's label on the wire; it is for people."""
+Answering = Callable[[SlackwaterError | None], None]
+"""Told how a handover ended: why it was refused; None: it was accepted."""
 T = TypeVar("T")
 STALL_TICKS: Final = 4
 """In a row without progress: what is Watched has stalled."""
@@ -69,6 +72,12 @@ def check_range(offset: int, nbytes: int, region_bytes: int) -> None:
         raise AccessRefused(
             f"bytes [{offset}, {offset + nbytes}) of a region that has {region_bytes}"
         )
+
+
+def check_pieces(count: int, length: int, nbytes: int) -> None:
+    """Check the size of a buffer of scattered pieces. Raises Rejected."""
+    if not 0 < length <= limits.TRANSFER_BYTES or nbytes != length * count:
+        raise Rejected(f"{count} pieces of {length} bytes do not make {nbytes}")
 
 
 class Opened(Protocol):
@@ -110,7 +119,117 @@ def foreign() -> AccessRefused:
     return AccessRefused("the region was opened on another channel: open its key on this one")
 
 
-class SocketChannel(ABC):
+class ChannelEnd(ABC):
+    """One end of a channel of any kind: the peer's hello, keys, frames, regions that arrive."""
+
+    def __init__(
+        self, hello: bytes, on_handover: OnHandover | None, on_prepare: OnPrepare | None
+    ) -> None:
+        self._hello = hello
+        self._on_handover = on_handover
+        self._on_prepare = on_prepare
+        self._loop = asyncio.get_running_loop()
+        self._inbox = Inbox()
+        self._credit = Credit()
+        self._grants: dict[bytes, Region] = {}
+        self._tasks = Tasks(self._broke)
+        self._spawn = self._tasks.spawn
+        self._handovers = 0
+        self._lost: str | None = None
+
+    @abstractmethod
+    def _broke(self, name: str, error: BaseException) -> None:
+        """Lose the channel after a task's failure: waits for its work would never end."""
+
+    @property
+    def hello(self) -> bytes:
+        return self._hello
+
+    @property
+    def closed(self) -> bool:
+        return self._lost is not None
+
+    def _check_alive(self) -> None:
+        if self._lost is not None:
+            raise Unavailable(self._lost)
+
+    def _new_key(self) -> bytes:
+        return secrets.token_bytes(KEY_BYTES)
+
+    def grant(self, region: Region) -> bytes:
+        self._check_alive()
+        if region.closed:
+            raise Rejected(f"region {region.label} is closed: only an open one can be granted")
+        if len(self._grants) >= limits.GRANTS_MAX:
+            raise Rejected(f"{limits.GRANTS_MAX} keys granted on one channel: revoke some")
+        key = self._new_key()
+        self._grants[key] = region
+        return key
+
+    def granted(self, key: bytes) -> Region:
+        """Raises AccessRefused."""
+        region = self._grants.get(key)
+        if region is None or region.closed:
+            raise AccessRefused("no region is granted on this channel under this key")
+        return region
+
+    def _take_credit(self, frame: bytes) -> None:
+        """Raises Unavailable, Rejected where the frame cannot be sent."""
+        self._check_alive()
+        if len(frame) > limits.FRAME_BYTES_MAX:
+            raise Rejected(
+                f"a frame of {len(frame)} bytes, at most {limits.FRAME_BYTES_MAX} fit: "
+                "write bulk bytes into a region"
+            )
+        self._credit.take(len(frame))
+
+    # Regions that arrive --------------------------------------------------------------------------
+
+    def _ask_room(self, nbytes: int) -> GiveBack:
+        """Ask for room before memory is taken for a handover. Raises AccessRefused, Rejected,
+        Unavailable."""
+        if self._on_handover is None:
+            raise Rejected("this side takes no regions: it named no on_handover")
+        return no_account if self._on_prepare is None else self._on_prepare(self._hello, nbytes)
+
+    def _begin_handover(self, arriving: Arriving, note: bytes, answer: Answering) -> None:
+        """Hand a region that has arrived to the program. `answer` is told how that ended, unless
+        the channel ends before."""
+        if self._handovers >= limits.HANDOVERS_MAX or self.closed:
+            arriving.end()
+            answer(Unavailable(f"{self._handovers} handovers are under way", retry_after_s=0.1))
+            return
+        self._handovers += 1
+        task = self._spawn(self._run_handover(arriving, note, answer))
+        task.add_done_callback(lambda _task: self._handover_ended(arriving))
+
+    async def _run_handover(self, arriving: Arriving, note: bytes, answer: Answering) -> None:
+        """Hand a region over. It belongs to the program once the callback has returned."""
+        on_handover = self._on_handover
+        assert on_handover is not None  # Else no room was given.
+        try:
+            arriving.give_back()
+            await on_handover(arriving.region, note)
+            arriving.accepted = True
+            answer(None)
+        except SlackwaterError as error:
+            answer(error)
+        except Exception as error:  # A caller's callback: the giver is told.
+            answer(Unavailable("on_handover failed"))
+            self._report("on_handover failed", error)
+
+    def _handover_ended(self, arriving: Arriving) -> None:
+        """Also of a task that was cancelled before it began."""
+        self._handovers -= 1
+        arriving.end()
+
+    def _report(self, what: str, error: BaseException) -> None:
+        self._loop.call_exception_handler(
+            {"message": f"transport: {what}", "exception": error, "channel": self}
+        )
+
+
+class SocketChannel(ChannelEnd):
     """Base of the shm, the tcp and the verbs channel."""
 
     def __init__(
@@ -121,22 +240,12 @@ class SocketChannel(ABC):
         *,
         stall_s: float = limits.STALL_S,
     ) -> None:
-        self._hello = hello
-        self._on_handover = on_handover
-        self._on_prepare = on_prepare
-        self._loop = asyncio.get_running_loop()
-        self._inbox = Inbox()
-        self._credit = Credit()
-        self._grants: dict[bytes, Region] = {}
+        super().__init__(hello, on_handover, on_prepare)
         self._opened: set[Any] = set()
         """The peer's regions that are open here."""
         self._waiting: dict[int, asyncio.Future[Answer]] = {}
         self._requests = 0
-        self._tasks = Tasks(self._broke)
-        self._spawn = self._tasks.spawn
         self._asked_for_room: set[asyncio.Task[Answer]] = set()
-        self._handovers = 0
-        self._lost: str | None = None
         self._tick_s = stall_s / STALL_TICKS
         self._watch = self._loop.call_later(self._tick_s, self._tick)
 
@@ -181,36 +290,12 @@ class SocketChannel(ABC):
 
     # Frames and keys -----------------------------------------------------------------------------
 
-    @property
-    def hello(self) -> bytes:
-        return self._hello
-
-    @property
-    def closed(self) -> bool:
-        return self._lost is not None
-
-    def grant(self, region: Region) -> bytes:
-        self._check_alive()
-        if region.closed:
-            raise Rejected(f"region {region.label} is closed: only an open one can be granted")
-        if len(self._grants) >= limits.GRANTS_MAX:
-            raise Rejected(f"{limits.GRANTS_MAX} keys granted on one channel: revoke some")
-        key = secrets.token_bytes(KEY_BYTES)
-        self._grants[key] = region
-        return key
-
     def revoke(self, key: bytes) -> None:
         if self._grants.pop(key, None) is not None and not self.closed:
             self._push(wire.pack(wire.REVOKED, body=key))
 
     def send(self, frame: bytes) -> None:
-        self._check_alive()
-        if len(frame) > limits.FRAME_BYTES_MAX:
-            raise Rejected(
-                f"a frame of {len(frame)} bytes, at most {limits.FRAME_BYTES_MAX} fit: "
-                "write bulk bytes into a region"
-            )
-        self._credit.take(len(frame))
+        self._take_credit(frame)
         self._push(wire.pack(wire.FRAME, body=frame))
 
     async def receive(self) -> bytes:
@@ -323,9 +408,9 @@ class SocketChannel(ABC):
                 self._credit.returned(header.number, header.offset)
                 self._peer_received(wire.WORD.unpack(body)[0])
             case wire.OPEN:
-                region = self._grants.get(body)
-                if region is None or region.closed:
-                    why = AccessRefused("no region is granted on this channel under this key")
+                try:
+                    region = self.granted(body)
+                except AccessRefused as why:
                     self._push(wire.pack_refusal(why, offset=header.offset))
                 else:
                     self._serve_open(header, body, region)
@@ -358,13 +443,6 @@ class SocketChannel(ABC):
         except SlackwaterError as error:
             self._push(wire.pack_refusal(error, offset=header.offset))
 
-    def _ask_room(self, nbytes: int) -> GiveBack:
-        """Ask for room before memory is taken for a handover. Raises AccessRefused, Rejected,
-        Unavailable."""
-        if self._on_handover is None:
-            raise Rejected("this side takes no regions: it named no on_handover")
-        return no_account if self._on_prepare is None else self._on_prepare(self._hello, nbytes)
-
     def forget(self, remote: object) -> None:
         """Forget a remote region that was closed here."""
         self._opened.discard(remote)
@@ -381,44 +459,19 @@ class SocketChannel(ABC):
                 raise
             self._push(wire.pack_refusal(error, offset=header.offset))
             return
-        if self._handovers >= limits.HANDOVERS_MAX:
-            arriving.end()
-            busy = Unavailable(f"{self._handovers} handovers are under way", retry_after_s=0.1)
-            self._push(wire.pack_refusal(busy, offset=header.offset))
-            return
-        self._handovers += 1
-        task = self._spawn(self._run_handover(arriving, note, header.offset))
-        task.add_done_callback(lambda _task: self._handover_ended(arriving))
+        self._begin_handover(arriving, note, partial(self._answer_handover, header.offset))
 
-    async def _run_handover(self, arriving: Arriving, note: bytes, request: int) -> None:
-        """Hand a region over. It belongs to the program once the callback has returned."""
-        on_handover = self._on_handover
-        assert on_handover is not None  # Else no room was given.
-        try:
-            arriving.give_back()
-            await on_handover(arriving.region, note)
-            arriving.accepted = True
+    def _answer_handover(self, request: int, refusal: SlackwaterError | None) -> None:
+        if refusal is None:
             self._reply(wire.pack(wire.ACCEPTED, offset=request))
-        except SlackwaterError as error:
-            self._reply(wire.pack_refusal(error, offset=request))
-        except Exception as error:  # A caller's callback: the giver is told.
-            self._reply(wire.pack_refusal(Unavailable("on_handover failed"), offset=request))
-            self._report("on_handover failed", error)
-
-    def _handover_ended(self, arriving: Arriving) -> None:
-        """Also of a task that was cancelled before it began."""
-        self._handovers -= 1
-        arriving.end()
+        else:
+            self._reply(wire.pack_refusal(refusal, offset=request))
 
     def _reply(self, record: bytes) -> None:
         if not self.closed:
             self._push(record)
 
     # The end -------------------------------------------------------------------------------------
-
-    def _check_alive(self) -> None:
-        if self._lost is not None:
-            raise Unavailable(self._lost)
 
     def lose(self, why: str) -> None:
         """The channel is over. Idempotent: the first reason stands."""
@@ -435,7 +488,6 @@ class SocketChannel(ABC):
         self._watch.cancel()
 
     def _broke(self, name: str, error: BaseException) -> None:
-        """Lose the channel after a task's failure: waits for its work would never end."""
         self._report(f"{name} failed", error)
         self.lose(f"the channel broke here: {name} failed: {error!r}")
 
@@ -446,8 +498,3 @@ class SocketChannel(ABC):
                 self.lose(f"the peer made no progress for {self._tick_s * STALL_TICKS:g} s")
                 return
         self._watch = self._loop.call_later(self._tick_s, self._tick)
-
-    def _report(self, what: str, error: BaseException) -> None:
-        self._loop.call_exception_handler(
-            {"message": f"transport: {what}", "exception": error, "channel": self}
-        )

@@ -31,6 +31,7 @@ from slackwater.common.transport.channel import (
     SocketChannel,
     as_bytes,
     check_access,
+    check_pieces,
     check_range,
     foreign,
 )
@@ -311,8 +312,7 @@ class TcpChannel(SocketChannel):
         self, remote: RemoteRegion, offsets: Sequence[int], length: int, nbytes: int
     ) -> int:
         """Raises AccessRefused, Rejected."""
-        if not 0 < length <= limits.TRANSFER_BYTES or nbytes != length * len(offsets):
-            raise Rejected(f"{len(offsets)} pieces of {length} bytes do not make {nbytes}")
+        check_pieces(len(offsets), length, nbytes)
         handle = self._handle(remote, 0, 0)
         for offset in offsets:
             check_range(offset, length, remote.nbytes)

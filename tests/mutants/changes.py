@@ -104,7 +104,7 @@ def _of(node: Any) -> Iterator[tuple[str, Any, Any]]:
             yield "flip", node, ast.Constant(not value)
         case ast.Constant(value=int(value)):
             yield "number", node, ast.Constant(value + 1)
-        case ast.Return(value=value) if value is not None and not _is_none(value):
+        case ast.Return(value=value) if value is not None and not _is_false(value):
             yield "return", node, ast.Return(ast.Constant(None))
         case ast.Expr(value=ast.Call()):
             yield "call", node, ast.Pass()
@@ -114,5 +114,6 @@ def _of(node: Any) -> Iterator[tuple[str, Any, Any]]:
             yield "assign", node, ast.Pass()
 
 
-def _is_none(value: ast.expr) -> bool:
-    return isinstance(value, ast.Constant) and value.value is None
+def _is_false(value: ast.expr) -> bool:
+    """Say whether None in its place is as false: callers ask no more of it."""
+    return isinstance(value, ast.Constant) and not value.value

@@ -21,7 +21,8 @@ from slackwater.common.shell import run_service
 from slackwater.common.shell.notify import SdNotify
 from slackwater.common.shell.process import Process
 from slackwater.common.shell.world import SimWorld
-from slackwater.common.transport.memory import MemoryChannel, MemoryFabric, MemoryNetwork
+from slackwater.common.transport.memory import MemoryFabric, MemoryNetwork
+from slackwater.common.transport.memory_channel import MemoryChannel
 from slackwater.loadgen.simulator.control.grants import hold_to
 from slackwater.services.aggregator import migration, regions, shell
 from slackwater.services.aggregator.config import AggregatorConfig

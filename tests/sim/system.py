@@ -31,7 +31,8 @@ from slackwater.common.shell import ServiceDefinition
 from slackwater.common.shell.client import Client
 from slackwater.common.shell.world import SimWorld, World
 from slackwater.common.store.memory import SeededStoreFaults
-from slackwater.common.transport.memory import MemoryChannel, MemoryFabric
+from slackwater.common.transport.memory import MemoryFabric
+from slackwater.common.transport.memory_channel import MemoryChannel
 from slackwater.loadgen.simulator.control.processes import Processes, Rank, Ranks, node
 from slackwater.loadgen.simulator.control.services import Services
 from slackwater.schemas.base import JobId

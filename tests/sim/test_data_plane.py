@@ -30,7 +30,8 @@ from slackwater.common.domains.slots.folding import replay
 from slackwater.common.domains.slots.tokens import process_token
 from slackwater.common.shell.simulated_loop import SimLoop
 from slackwater.common.shell.world import SimWorld
-from slackwater.common.transport.memory import MemoryChannel, MemoryFabric
+from slackwater.common.transport.memory import MemoryFabric
+from slackwater.common.transport.memory_channel import MemoryChannel
 from slackwater.schemas import subjects
 from slackwater.schemas.base import AggregatorId, ClusterId, JobId, Message, Ok, Refused
 from slackwater.schemas.jobs import JobSpec

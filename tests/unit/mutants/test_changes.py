@@ -42,7 +42,6 @@ def test_each_kind_of_change_is_made_once_where_it_can_be() -> None:
         ("number", "1", "2"),
         ("number", "1", "2"),
         ("reckon", "now_s + 1", "(now_s - 1)"),
-        ("return", "return False", "return None"),
         ("return", "return True", "return None"),
     ]  # fmt: skip
     assert {each.function for each in found} == {"Queue.push"}
