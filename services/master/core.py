@@ -252,7 +252,7 @@ class Master:
     def _recover(self, epoch: int, records: dict[str, dict[str, Record]], now_s: float) -> None:
         state = self.state
         state.epoch = epoch
-        state.begun_s = state.clusters.since_s = now_s
+        state.begun_s = state.clusters.since_s = state.nodes.since_s = now_s
         nodes = records.get(NODES_BUCKET, {})
         state.pool.recover(
             {key: r for key, r in nodes.items() if isinstance(r, AggregatorRecord)}, epoch

@@ -114,7 +114,7 @@ def choose_gpus(
     leaving: Collection[str],
 ) -> dict[NodeId, NodeGpuIds]:
     """Choose GPUs of each node: idle ones first, then those that others are leaving. `taken`: held
-    for good by others. A node that has too few gives what it has: its service refuses the start.
+    for good by others. A node that has too few gives what it has.
     """
     chosen = {}
     for node, number in allocation:

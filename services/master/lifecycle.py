@@ -4,6 +4,7 @@ Orders follow from the record alone: whatever its state demands and nobody has c
 (again), so that a master which was killed at any instant loses none.
 """
 
+from collections.abc import Mapping
 from heapq import heappop
 from typing import Any, Final
 
@@ -348,9 +349,11 @@ def on_processes_gone(state: State, job: Job, now_s: float) -> None:
         if goes_on:
             # Its own GPUs are not taken by itself: they are given up first.
             state.change(job, now_s, gpu_ids={})
-            changes |= choose_devices(state, record, record.planned)
-            changes |= {"state": "starting", "allocation": record.planned}
-        else:
+            devices = choose_devices(state, record, record.planned)
+            goes_on = suffice(devices, record.planned)
+        if goes_on:
+            changes |= devices | {"state": "starting", "allocation": record.planned}
+        else:  # It pauses, too, where its GPUs are gone or not heard of yet.
             changes |= {"state": "paused", "allocation": (), "ran_on": record.allocation}
         other_size = goes_on and held(record.planned) != held(record.allocation)
         scales = record.spec.gpus or record.spec.elastic
@@ -409,6 +412,12 @@ def choose_devices(state: State, record: JobRecord, allocation: NodeAllocation) 
     healthy = {node: state.nodes.healthy(node) for node, _ in allocation}
     ids = choose_gpus(allocation, healthy, taken, leaving)
     return {"node": allocation[0][0], "gpu_ids": ids}
+
+
+def suffice(devices: Mapping[str, Any], allocation: NodeAllocation) -> bool:
+    """Say whether each node gives as many GPUs as were allocated there, if any were."""
+    ids = devices.get("gpu_ids")
+    return ids is None or all(len(ids[node]) == number for node, number in allocation)
 
 
 def stop_strangers(state: State, heartbeat: WorkerHeartbeat) -> None:

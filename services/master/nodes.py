@@ -137,6 +137,8 @@ class Nodes:
         self._silent_s = silent_s
         self._nodes: dict[NodeId, _Node] = {}
         self._avoided: dict[NodeId, _Avoided] = {}
+        self.since_s = 0.0
+        """Since when this master listens."""
         self.leaving: frozenset[NodeId] = frozenset()
         """Machines that are being returned: no job is started there."""
         self.taken: Counter[NodeId] = Counter()
@@ -204,8 +206,10 @@ class Nodes:
         return entry.heartbeat.gpus if entry else ()
 
     def silent(self, node: NodeId, now_s: float) -> bool:
+        """Say whether nothing was heard of it for long, or ever since this master listens."""
         entry = self._nodes.get(node)
-        return entry is None or now_s - entry.seen_s > self._silent_s
+        seen_s = self.since_s if entry is None else entry.seen_s
+        return now_s - seen_s > self._silent_s
 
     def cordoned(self) -> frozenset[NodeId]:
         """Name the nodes that an operator is about to take away, as they told last."""

@@ -3,7 +3,7 @@
 import signal
 from dataclasses import dataclass
 
-from slackwater.schemas.base import RUN_ATTEMPTS, JobId, NodeId, Refused
+from slackwater.schemas.base import RUN_ATTEMPTS, TOO_MANY, JobId, NodeId, Refused
 from slackwater.schemas.gpus import described
 from slackwater.schemas.jobs import holds_nul
 from slackwater.schemas.workers import RESERVED_S, PrepareWorkers, StartWorkers
@@ -59,6 +59,9 @@ def misfit(node: NodeId, message: StartWorkers | PrepareWorkers) -> Refused | No
     meets = message.rendezvous
     if meets and not meets.rpartition(":")[2].isdecimal():
         return Refused(reason=f"rendezvous: {meets!r} is not host:port")
+    if message.allocation and message.ranks and not message.gpu_ids:
+        reason = f"{node}: job {message.job} was given GPUs, and none of them is named"
+        return Refused(reason=reason, retry_after_s=1.0, code=TOO_MANY)
     if not message.allocation or node in dict(message.allocation):
         return None
     where = described(message.allocation)

@@ -1,4 +1,4 @@
-"""What only some channels have: many pieces of a region as one operation, regions that are opened
+"""Abilities of some channels: many pieces of a region as one operation, regions that are opened
 without asking, room that is made before anything is handed over."""
 
 import asyncio

@@ -1,15 +1,19 @@
 """Jobs on GPUs that are given more workers by hand: their rules hold, and what lacks is said."""
 
+import msgspec
 import pytest
 from tests.unit.services.master.test_gpu_dispatch import GpuHarness
-from tests.unit.services.master.test_master_core import spec
+from tests.unit.services.master.test_master_core import orders, spec
 from tests.unit.services.master.test_racks import Racked
 
+from slackwater.common.base.effects import Answered
 from slackwater.common.base.words import number_of
-from slackwater.schemas.base import NodeId
+from slackwater.schemas.base import JobId, NodeId, Ok
 from slackwater.schemas.cluster import WorkerHeartbeat
-from slackwater.schemas.gpus import Gpu
+from slackwater.schemas.gpus import Gpu, held
 from slackwater.schemas.job_requests import JobInfo, ScaleJob, SubmitJob
+from slackwater.schemas.workers import StopWorkers
+from slackwater.services.master.keys import OrderKey
 
 
 def grown(harness: GpuHarness, workers: int, **fields: object) -> tuple[tuple[str, int], ...]:
@@ -124,3 +128,41 @@ def test_the_answer_says_what_a_job_lacks() -> None:
     assert isinstance(answer, JobInfo)
     assert answer.job.reason == harness.why("a")
     assert "it waits for 2 more idle GPUs" in answer.job.reason
+
+
+def test_a_master_that_begins_waits_for_processes_on_nodes_that_it_has_not_heard() -> None:
+    """Regression, by seed 90: it took such a node for silent, and started the job beside them."""
+    harness = GpuHarness(node_silent_s=30.0)
+    assert grown(harness, 2) == (("n1", 2),)
+    record = harness.job("a")
+    harness.stored["jobs"]["a"] = msgspec.structs.replace(
+        record, state="stopping", planned=((NodeId("n1"), 2),)
+    )
+    harness.restart()
+    harness.tick(1.0)
+    assert harness.job("a").state == "stopping"
+    harness.tick(20.0)
+    assert harness.job("a").state == "stopping"
+    harness.tick(10.0)
+    assert harness.job("a").state != "stopping", "30 s without a word"
+
+
+def test_a_job_is_not_started_on_gpus_that_nobody_has_named() -> None:
+    """Regression, by seed 90: its processes ended before the new master heard of their node, and it
+    went on there without a GPU, which a program takes for all of them."""
+    harness = GpuHarness()
+    assert grown(harness, 2) == (("n1", 2),)
+    record = harness.job("a")
+    harness.stored["jobs"]["a"] = msgspec.structs.replace(
+        record, state="stopping", planned=((NodeId("n1"), 2),)
+    )
+    assert any(isinstance(order, StopWorkers) for order in orders(harness.restart()))
+    order = harness.core.state.jobs[JobId("a")].order("stop", NodeId("n1"))
+    harness.step(Answered(OrderKey(JobId("a"), order), Ok()))
+    record = harness.job("a")
+    assert (record.state, record.allocation, record.gpu_ids) == ("paused", (), {})
+    harness.hear()
+    harness.tick(5.0)
+    record = harness.job("a")
+    assert (record.state, held(record.allocation)) == ("starting", 2)
+    assert sum(map(len, record.gpu_ids.values())) == 2

@@ -299,7 +299,11 @@ def test_ranks_that_leave_end_alone_and_may_come_again_before_their_grace_is_ove
 @pytest.mark.parametrize(
     ("odd", "said"),
     [
-        ({"allocation": ((NodeId("other"), 2),)}, "job j1 has nothing here, but on other:2"),
+        (
+            {"allocation": ((NodeId("other"), 2),), "gpu_ids": ("other/0", "other/1")},
+            "job j1 has nothing here, but on other:2",
+        ),
+        ({"allocation": ((NodeId("n1"), 2),)}, "job j1 was given GPUs, and none of them is named"),
         ({"rendezvous": "host:a\n"}, "rendezvous: 'host:a\\n' is not host:port"),
         ({"program": ()}, "job j1 has no program"),
         ({"program": ("python", "a\0b")}, "program: a word of it holds a NUL"),
