@@ -214,6 +214,7 @@ async def test_a_job_begun_from_anothers_checkpoint_ends_at_its_bits(
         second = Run(client, tmp_path / "second", "begun", "adam", **begun_with)
         await second.submitted()
         digests = [await first.digest(), await second.digest()]
-    assert (made.phase, 20 <= made.iteration < ITERATIONS) == ("done", True), made
+    # A worker tells of an iteration when it has pushed it; it may not be folded yet.
+    assert (made.phase, 19 <= made.iteration < ITERATIONS) == ("done", True), made
     assert digests[0] == digests[1]
     assert second.journal[0].iteration == made.iteration, "it went on from there"
