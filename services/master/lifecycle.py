@@ -355,6 +355,8 @@ def on_processes_gone(state: State, job: Job, now_s: float) -> None:
             changes |= devices | {"state": "starting", "allocation": record.planned}
         else:  # It pauses, too, where its GPUs are gone or not heard of yet.
             changes |= {"state": "paused", "allocation": (), "ran_on": record.allocation}
+            if record.planned:
+                changes["reason"] = "GPUs that it was to go on with are gone, or not heard of yet"
         other_size = goes_on and held(record.planned) != held(record.allocation)
         scales = record.spec.gpus or record.spec.elastic
         if (scales and other_size) or meets_alone(record):

@@ -75,6 +75,7 @@ class Seen:
     pages: int = 0
     """Pages of remote memory that were read and right."""
     leaders: int = 0
+    """Lives of masters that led."""
 
 
 class Story:

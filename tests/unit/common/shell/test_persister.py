@@ -48,6 +48,22 @@ class Owned:
                 await asyncio.sleep(0.01)
 
 
+class Losing:
+    """A bucket whose server loses something at a time, and takes nothing from then on."""
+
+    def __init__(self, bucket: Bucket) -> None:
+        self._bucket = bucket
+        self.lost = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._bucket, name)
+
+    async def put(self, key: str, value: bytes, **options: int) -> int:
+        if self.lost:
+            raise DeadlineExceeded("gone")
+        return await self._bucket.put(key, value, **options)
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_every_write_becomes_durable_once_and_in_order(seed: int) -> None:
     async def main() -> None:
@@ -151,19 +167,7 @@ def test_nothing_of_a_deposed_writer_in_flight_slips_in() -> None:
 def test_a_server_that_lost_records_is_not_believed() -> None:
     """Its directory was replaced by an older copy: the last sequence is behind what it said."""
 
-    class Older:
-        def __init__(self, bucket: Bucket) -> None:
-            self._bucket = bucket
-            self.lost = False
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._bucket, name)
-
-        async def put(self, key: str, value: bytes, **options: int) -> int:
-            if self.lost:
-                raise DeadlineExceeded("gone")
-            return await self._bucket.put(key, value, **options)
-
+    class Older(Losing):
         async def last_sequence(self) -> int:
             return 1 if self.lost else await self._bucket.last_sequence()
 
@@ -240,19 +244,7 @@ def test_a_step_that_fails_when_its_record_is_durable_ends_the_writer() -> None:
 
 @pytest.mark.parametrize("left", [None, 1], ids=["no epoch", "an older epoch"])
 def test_a_server_whose_epoch_is_gone_or_older_was_rolled_back(left: int | None) -> None:
-    class Emptied:
-        def __init__(self, bucket: Bucket) -> None:
-            self._bucket = bucket
-            self.lost = False
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._bucket, name)
-
-        async def put(self, key: str, value: bytes, **options: int) -> int:
-            if self.lost:
-                raise DeadlineExceeded("gone")
-            return await self._bucket.put(key, value, **options)
-
+    class Emptied(Losing):
         async def get(self, key: str) -> Entry | None:
             found = await self._bucket.get(key)
             if not self.lost or found is None:

@@ -161,6 +161,7 @@ def test_a_job_is_not_started_on_gpus_that_nobody_has_named() -> None:
     harness.step(Answered(OrderKey(JobId("a"), order), Ok()))
     record = harness.job("a")
     assert (record.state, record.allocation, record.gpu_ids) == ("paused", (), {})
+    assert record.reason == "GPUs that it was to go on with are gone, or not heard of yet"
     harness.hear()
     harness.tick(5.0)
     record = harness.job("a")
