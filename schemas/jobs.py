@@ -102,6 +102,8 @@ SAVE_EVERY_VARIABLE: Final = "SLACKWATER_SAVE_EVERY_S"
 """Tells it `JobSpec.save_every_s`."""
 MEMORY_VARIABLE: Final = "SLACKWATER_MEMORY_BYTES"
 """Tells a program `JobSpec.memory_bytes`, if that was said."""
+BY_TURNS_VARIABLE: Final = "SLACKWATER_BY_TURNS"
+"""Set to 1 in the environment of a program whose job takes turns."""
 AGGREGATE_VARIABLE: Final = "SLACKWATER_AGGREGATE"
 """Tells a program what `JobSpec.aggregate` says, unless that is "auto"."""
 BATCH_VARIABLE: Final = "SLACKWATER_BATCH"
@@ -214,6 +216,10 @@ class JobSpec(Record, kw_only=True, frozen=True):
     """Cores of CPU that each of its processes needs; 0: it does not say."""
     memory_bytes: Count = 0
     """Bytes of main memory that each of its processes needs; 0: it does not say."""
+    by_turns: bool = False
+    """Its processes compute, and move bytes, by turns with those of other such jobs on their node
+    (Lee 2020, section 4.3.1), so that jobs share a node which would otherwise be in each other's
+    way."""
     priority: Priority = 0
     """Jobs with a higher one are preferred by policies that know priorities."""
     batch_size: Count = 0
@@ -269,6 +275,8 @@ class JobSpec(Record, kw_only=True, frozen=True):
             check_virtual_ranks(self.virtual_ranks, self.workers_bounds[1], self.consistency)
         if self.within and not self.gpus:
             raise ValueError(f"within: {self.within} without GPUs; give gpus, or leave it out")
+        if self.by_turns and self.gpus:
+            raise ValueError("by_turns: of a job with GPUs, which has them to itself; leave it out")
         if self.batch_size or self.batch_min or self.batch_max:
             check_batch(self)
         if self.noise and self.consistency != "synchronous":

@@ -143,4 +143,39 @@ class RelayRefused(Message, kw_only=True, frozen=True, tag="relay.refused"):
         cut_texts(self)
 
 
-RelayFrame = RelayHello | RelayAsk | RelayTell | RelayAnswer | RelayRefused
+PermitKind = Literal["compute", "move"]
+"""The two kinds of subtasks: one uses the node's processors, the other one its link."""
+
+
+class PermitAsk(Message, kw_only=True, frozen=True, tag="permit.ask"):
+    """Ask to begin a subtask (Lee 2020, section 4.3.1). Answered by PermitGranted when its turn has
+    come. A connection has one subtask at a time."""
+
+    kind: PermitKind
+
+
+class PermitEnd(Message, kw_only=True, frozen=True, tag="permit.end"):
+    """The subtask is over, or not wanted any more. Not answered."""
+
+
+class PermitGranted(Message, kw_only=True, frozen=True, tag="permit.granted"):
+    """Begin; or, of a subtask that has begun as the secondary one: go on as the primary one."""
+
+    secondary: bool = False
+    """Another process's bytes go first: take what they leave of the link."""
+    interface: Annotated[str, msgspec.Meta(max_length=64)] = ""
+    """The link, if it is the secondary one."""
+    budget_bytes_s: Count = 0
+    """Bytes a second, each way, that are to be had of it."""
+
+
+RelayFrame = (
+    RelayHello
+    | RelayAsk
+    | RelayTell
+    | RelayAnswer
+    | RelayRefused
+    | PermitAsk
+    | PermitEnd
+    | PermitGranted
+)

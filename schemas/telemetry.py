@@ -41,6 +41,15 @@ class LinkTimes(Record, kw_only=True, frozen=True):
 Links = Annotated[tuple[LinkTimes, ...], msgspec.Meta(max_length=AGGREGATORS_MAX)]
 
 
+class SubtaskTimes(Record, kw_only=True, frozen=True):
+    """Seconds that a process of a job that takes turns held its node's permits, and that it waited
+    for them."""
+
+    compute_s: Seconds = 0.0
+    move_s: Seconds = 0.0
+    waited_s: Seconds = 0.0
+
+
 class IterationsObserved(Message, kw_only=True, frozen=True, tag="job.iterations"):
     """sw.v1.tel.job.<id>.iterations, about once a second from each rank's Agent."""
 
@@ -64,6 +73,8 @@ class IterationsObserved(Message, kw_only=True, frozen=True, tag="job.iterations
     """Since the last report; over shared memory nothing travels, and nothing is said."""
     turns: TurnTimes = TurnTimes()
     """Since the last report: how its time divides."""
+    subtasks: SubtaskTimes = SubtaskTimes()
+    """Since the last report, of a job that takes turns."""
 
 
 class TaskCost(Record, kw_only=True, frozen=True):

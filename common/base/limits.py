@@ -48,6 +48,15 @@ RELAY_PER_S: Final = 100.0
 """Frames a second that a rank may send for long; an Agent sends three."""
 RELAY_BURST: Final = 400
 """Frames that it may send at once."""
+PERMITS_PER_S: Final = 4000.0
+"""Frames a second about permits that one connection may send for long: subtasks of half a
+millisecond."""
+PERMITS_BURST: Final = 4000
+"""Frames about permits that it may send at once."""
+PERMIT_WAIT_S: Final = 60.0
+"""A process whose turn does not come for so long goes on without: its worker service hangs."""
+PERMIT_AGAIN_S: Final = 1.0
+"""Seconds until a process asks a worker service again that was away."""
 RELAY_SEND_S: Final = 5.0
 """A program that does not read its answers for so long loses the connection."""
 BUS_CONNECT_S: Final = 3.0

@@ -14,7 +14,7 @@ import socket
 import ssl
 import struct
 from collections.abc import Mapping
-from typing import Final
+from typing import BinaryIO, Final
 
 import msgspec
 
@@ -145,12 +145,31 @@ def frame(head: Message, payload: bytes = b"") -> bytes:
     return _SIZES.pack(len(encoded), len(payload)) + encoded + payload
 
 
+def _sizes(data: bytes) -> tuple[int, int]:
+    """Return the bytes of a frame's head and of its payload. Raises DecodeRejected."""
+    head, payload = _SIZES.unpack(data)
+    if head > limits.RELAY_FRAME_HEAD or payload > limits.MESSAGE_BYTES_MAX:
+        raise DecodeRejected(f"a frame of {head} and {payload} bytes is too large")
+    return head, payload
+
+
+def take_frame(file: BinaryIO) -> RelayFrame:
+    """Return the head of a blocking connection's next frame, one without a payload. Raises
+    DecodeRejected, Unavailable at the end, OSError."""
+    data = file.read(_SIZES.size)
+    if len(data) == _SIZES.size:
+        head, payload = _sizes(data)
+        data = file.read(head + payload)
+        if len(data) == head + payload:
+            found: RelayFrame = codec.decode(data[:head], RelayFrame)
+            return found
+    raise Unavailable("the other end closed the connection")
+
+
 async def read_frame(reader: asyncio.StreamReader) -> tuple[RelayFrame, bytes]:
     """Raises DecodeRejected, Unavailable at the end."""
     try:
-        head, payload = _SIZES.unpack(await reader.readexactly(_SIZES.size))
-        if head > limits.RELAY_FRAME_HEAD or payload > limits.MESSAGE_BYTES_MAX:
-            raise DecodeRejected(f"a frame of {head} and {payload} bytes is too large")
+        head, payload = _sizes(await reader.readexactly(_SIZES.size))
         found: RelayFrame = codec.decode(await reader.readexactly(head), RelayFrame)
         return found, await reader.readexactly(payload)
     except (asyncio.IncompleteReadError, ConnectionError) as error:
@@ -171,6 +190,31 @@ def refusal(number: int, error: SlackwaterError) -> RelayRefused:
             kind = "late"
     retry_after_s = error.retry_after_s if isinstance(error, Retryable) else 0.0
     return RelayRefused(number=number, kind=kind, reason=str(error), retry_after_s=retry_after_s)
+
+
+async def greeted(ticket: Ticket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Return a connection to the worker service, which knows who is at this end. Raises
+    AccessRefused, Retryable, DecodeRejected, OSError, TimeoutError."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.setblocking(False)
+    try:
+        async with asyncio.timeout(limits.RELAY_GREETING_S):
+            with within(ticket.path) as path:
+                await connect(sock, path)
+            reader, writer = await asyncio.open_unix_connection(sock=sock)
+    except BaseException:
+        sock.close()
+        raise
+    try:
+        async with asyncio.timeout(limits.RELAY_GREETING_S):
+            writer.write(frame(ticket.hello))
+            answer, _ = await read_frame(reader)
+        if isinstance(answer, RelayRefused):
+            raise _error(answer)
+    except BaseException:
+        writer.close()
+        raise
+    return reader, writer
 
 
 class RelayBus:
@@ -300,22 +344,8 @@ class RelayBus:
 
     async def _once(self) -> None:
         """Greet, and receive until the connection is lost. Raises AccessRefused, Unavailable."""
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        sock.setblocking(False)
+        reader, writer = await greeted(self._ticket)
         try:
-            async with asyncio.timeout(limits.RELAY_GREETING_S):
-                with within(self._ticket.path) as path:
-                    await connect(sock, path)
-                reader, writer = await asyncio.open_unix_connection(sock=sock)
-        except BaseException:
-            sock.close()
-            raise
-        try:
-            async with asyncio.timeout(limits.RELAY_GREETING_S):
-                writer.write(frame(self._ticket.hello))
-                answer, _ = await read_frame(reader)
-            if isinstance(answer, RelayRefused):
-                raise _error(answer)
             self._writer = writer
             self._first.set()
             await self._receive(reader)

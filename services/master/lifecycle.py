@@ -18,6 +18,7 @@ from slackwater.schemas.job_states import JobState
 from slackwater.schemas.jobs import (
     AGGREGATE_VARIABLE,
     BATCH_VARIABLE,
+    BY_TURNS_VARIABLE,
     CHECKPOINT_VARIABLE,
     FROM_VARIABLE,
     MEMORY_VARIABLE,
@@ -228,8 +229,8 @@ def launch_environment(spec: JobSpec) -> dict[str, str]:
         told |= {SAVE_TO_VARIABLE: spec.save_to, SAVE_EVERY_VARIABLE: str(spec.save_every_s)}
     if spec.memory_bytes:
         told[MEMORY_VARIABLE] = str(spec.memory_bytes)
-    if spec.aggregate != "auto":
-        told[AGGREGATE_VARIABLE] = spec.aggregate
+    told |= {BY_TURNS_VARIABLE: "1"} if spec.by_turns else {}
+    told |= {AGGREGATE_VARIABLE: spec.aggregate} if spec.aggregate != "auto" else {}
     if spec.batch == "fixed":
         told[BATCH_VARIABLE] = str(spec.batch_size)
     return spec.env | told

@@ -65,6 +65,17 @@ class WorkerConfig(ServiceConfig, kw_only=True, frozen=True):
     traffic: Literal["auto", "on", "off"] = "auto"
     """Watch what ranks of several without an Agent send, for their iterations, bytes and skew, as
     far as root, or CAP_NET_RAW and CAP_PERFMON, allows; auto: jobs with GPUs."""
+    computing: Annotated[int, msgspec.Meta(ge=1, le=NODE_SLOTS_MAX)] = 1
+    """Processes of jobs that take turns (`submit --by-turns`) which may compute at once. One of
+    them is to use all cores that the node has for them; where one uses a single core, give as many
+    as cores."""
+    network_interface: str = ""
+    """The interface to other machines, by which jobs that take turns move bytes; empty: that of
+    `address`."""
+    network_bytes_s: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """Bytes a second each way that are to be had of it; 0: what it says it can carry. Where that is
+    known, another such job may move bytes beside the one whose turn it is, with what that leaves.
+    """
     keep_jobs: bool = False
     """Leave job processes running when this service is stopped (a kill -9 always does)."""
     log_bytes_max: Annotated[int, msgspec.Meta(ge=8 * 1024**2, le=2**40)] = 16 * 1024**2

@@ -1,4 +1,5 @@
-"""The relay: the socket by which programs of jobs say what they may on the bus.
+"""The relay: the socket by which programs of jobs say what they may on the bus, and ask for the
+node's permits (permits.py).
 
 A connection is of one process of a rank: its token, the account at its other end (SO_PEERCRED) and
 the containment that the process is in must all be of that rank. Each frame is looked at: subject,
@@ -30,6 +31,8 @@ from slackwater.common.transport.socket_files import PathTaken, bind, credential
 from slackwater.schemas.base import Message
 from slackwater.schemas.job_requests import RegisterJob
 from slackwater.schemas.relay import (
+    PermitAsk,
+    PermitEnd,
     RelayAnswer,
     RelayAsk,
     RelayHello,
@@ -37,6 +40,7 @@ from slackwater.schemas.relay import (
     is_own,
     may,
 )
+from slackwater.services.worker.permit_server import PermitServer
 
 _log = structlog.get_logger()
 _LOG_EVERY_S: Final = 10.0
@@ -51,17 +55,19 @@ Rank = tuple[str, int, int]
 
 @dataclass(slots=True)
 class Allowance:
-    """Counts what a rank may still send: RELAY_BURST at once, RELAY_PER_S for long."""
+    """Counts what a rank may still send: `burst` at once, `per_s` for long."""
 
     left: float = limits.RELAY_BURST
     at_s: float = 0.0
+    per_s: float = limits.RELAY_PER_S
+    burst: float = limits.RELAY_BURST
 
     def take(self, now_s: float) -> float:
         """Take one. Return 0, or the seconds after which there is one again."""
-        grown = self.left + (now_s - self.at_s) * limits.RELAY_PER_S
-        self.left, self.at_s = min(limits.RELAY_BURST, grown), now_s
+        grown = self.left + (now_s - self.at_s) * self.per_s
+        self.left, self.at_s = min(self.burst, grown), now_s
         if self.left < 1.0:
-            return (1.0 - self.left) / limits.RELAY_PER_S
+            return (1.0 - self.left) / self.per_s
         self.left -= 1.0
         return 0.0
 
@@ -97,9 +103,16 @@ class Relay:
     """`path`: of the socket; `count`: adds to a counter of the metrics."""
 
     def __init__(
-        self, path: Path, bus: Bus, known: Known, count: Callable[[str], None], mode: int = 0o600
+        self,
+        path: Path,
+        bus: Bus,
+        known: Known,
+        count: Callable[[str], None],
+        permits: PermitServer,
+        mode: int = 0o600,
     ) -> None:
         self.path, self._bus, self._known, self._count = path, bus, known, count
+        self._permits = permits
         self._mode = mode
         self._peers: dict[Rank, _Peers] = {}
         self._greetings: dict[Greeting, None] = {}
@@ -130,6 +143,7 @@ class Relay:
             self.path.unlink(missing_ok=True)  # First, while nobody else can listen there.
             self._server.close()
         await self._tasks.close()
+        self._permits.stop()
 
     def ended(self, rank: Rank) -> None:
         """Close the connections of a process that has ended, and those that say they are its."""
@@ -223,6 +237,8 @@ class Relay:
         try:
             while True:
                 head, payload = await read_frame(reader)
+                if isinstance(head, PermitAsk | PermitEnd):
+                    await self._order(hello.job, head, reader, writer)
                 if not isinstance(head, RelayAsk | RelayTell):
                     raise DecodeRejected(f"a {type(head).__name__} came in the middle")
                 await room.acquire()  # Else the program's frames wait in its socket.
@@ -231,6 +247,33 @@ class Relay:
                 task.add_done_callback(lambda _: room.release())
         finally:
             await under_way.close()
+
+    async def _order(
+        self,
+        job: str,
+        head: PermitAsk | PermitEnd,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        """Serve a connection that asks for permits, and for nothing else from now on. One that asks
+        too often is read more slowly. Raises DecodeRejected, Unavailable at the end."""
+        now_s = asyncio.get_running_loop().time
+        allowance = Allowance(
+            limits.PERMITS_BURST, now_s(), limits.PERMITS_PER_S, limits.PERMITS_BURST
+        )
+        lane = self._permits.open(job, writer)
+        try:
+            while True:
+                self._permits.heard(lane, head)
+                if (wait_s := allowance.take(now_s())) > 0.0:
+                    await asyncio.sleep(wait_s)
+                    allowance.take(now_s())
+                came, _ = await read_frame(reader)
+                if not isinstance(came, PermitAsk | PermitEnd):
+                    raise DecodeRejected(f"a {type(came).__name__} came among permits")
+                head = came
+        finally:
+            self._permits.close(lane)
 
     async def _pass_on(
         self,

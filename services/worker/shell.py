@@ -73,13 +73,9 @@ from slackwater.services.worker.gone import gone
 from slackwater.services.worker.gpus import LOOK_S as GPU_LOOK_S
 from slackwater.services.worker.gpus import GpuHeld, Inventory, nvidia
 from slackwater.services.worker.logreader import LogReader
+from slackwater.services.worker.permit_server import permit_server
 from slackwater.services.worker.ports import KeptPorts
-from slackwater.services.worker.processes import (
-    Identity,
-    Intent,
-    RankFiles,
-    find,
-)
+from slackwater.services.worker.processes import Identity, Intent, RankFiles, find
 from slackwater.services.worker.pruning import Pruner, Retention
 from slackwater.services.worker.relay import Relay
 from slackwater.services.worker.tokens import is_token, open_ticket
@@ -138,7 +134,8 @@ class Processes:
         kill."""
         self._port: Port | None = None
         relay, mode = self._state_dir.absolute() / RELAY, 0o666 if config.accounts else 0o600
-        self._relay = Relay(relay, bus, self._known, self._count, mode)
+        self.permits = permit_server(config)
+        self._relay = Relay(relay, bus, self._known, self._count, self.permits, mode)
         self._traffic = TrafficWatch(config, bus, self._containment, self._relay, self._watched)
 
     async def start(self, port: Port) -> None:
@@ -493,7 +490,7 @@ def definition(config: WorkerConfig, world: World) -> ServiceDefinition:
             on(LookAtProcesses, processes.look_at),
         ),
         heartbeat=heartbeat,
-        service_gauges=partial(service_gauges, config, core, inventory, processes.warm),
+        service_gauges=partial(service_gauges, config, core, inventory, processes),
         on_start=opened,
         on_stop=processes.stop,
         tasks=processes.tasks,

@@ -122,6 +122,8 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     """Processor cores and main memory that it needs beside each of its GPUs; 0: it does not say."""
     within: Within = ""
     """Set where all its GPUs must lie on one machine, or in one rack."""
+    by_turns: bool = False
+    """It shares machines by turns: each of its processes is best on one of its own."""
     limit_s: float = inf
     """Seconds that it may run in all; inf: it has no limit."""
 

@@ -13,6 +13,7 @@ from typing import Final
 
 from slackwater.agent.line import Line
 from slackwater.agent.link_times import Links
+from slackwater.agent.permits import NodePermits
 from slackwater.agent.sizing import Sizing
 from slackwater.common.base import codec, limits
 from slackwater.common.base.errors import Rejected, Retryable
@@ -37,7 +38,7 @@ from slackwater.schemas.job_requests import (
 from slackwater.schemas.jobs import JobSpec
 from slackwater.schemas.placement import Located, LocateJob
 from slackwater.schemas.progress import ProgramProgress
-from slackwater.schemas.telemetry import IterationsObserved
+from slackwater.schemas.telemetry import IterationsObserved, SubtaskTimes
 from slackwater.schemas.tensors import TensorSpec
 
 _log = logging.getLogger("slackwater.agent")
@@ -64,9 +65,14 @@ class Progress:
     durations_s: deque[float] = field(default_factory=lambda: deque(maxlen=DURATIONS_MAX))
     bytes_pushed: int = 0
     bytes_pulled: int = 0
-    links: Links = field(default_factory=Links)
+    permits: NodePermits | None = None
+    """The node's, of a job that takes turns."""
+    links: Links = field(init=False)
     gaps_s: dict[int, float] = field(default_factory=dict)
     """The shortest time of each bucket from its push to the program's next wait for it."""
+
+    def __post_init__(self) -> None:
+        self.links = Links(None if self.permits is None else self.permits.move)
 
     def needed(self, bucket: int, gap_s: float) -> None:
         """The program waits for what it pushed `gap_s` ago."""
@@ -252,6 +258,7 @@ class Control:
             links=progress.links.take(),
             turns=progress.links.turns.take(),
             gaps_s=progress.take_gaps(self._buckets),
+            subtasks=progress.permits.take_times() if progress.permits else SubtaskTimes(),
             sender=f"agent.{self._job}.{self._rank}",
         )
         progress.first_iteration += len(taken)

@@ -11,7 +11,9 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Final
 
+from slackwater.agent.permits import MovePermit
 from slackwater.agent.turn_times import TurnClock
+from slackwater.common.transport.pacing import Pace
 from slackwater.schemas.base import AggregatorId
 from slackwater.schemas.telemetry import LinkTimes
 
@@ -64,53 +66,69 @@ class LinkDirection:
 
 
 class TimedTransfer:
-    """`with TimedTransfer(way, nbytes): await ...`."""
+    """`async with TimedTransfer(way, nbytes, permit): await ...`: waits for the permit, if the job
+    takes turns; that does not count as being on the way."""
 
-    __slots__ = ("_nbytes", "_way")
+    __slots__ = ("_nbytes", "_permit", "_way")
 
-    def __init__(self, way: LinkDirection, nbytes: int) -> None:
-        self._way, self._nbytes = way, nbytes
+    def __init__(self, way: LinkDirection, nbytes: int, permit: MovePermit | None) -> None:
+        self._way, self._nbytes, self._permit = way, nbytes, permit
 
-    def __enter__(self) -> None:
+    async def __aenter__(self) -> None:
+        if self._permit is not None:
+            await self._permit.begin()
         self._way.begin()
 
-    def __exit__(
+    async def __aexit__(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
         self._way.end(self._nbytes if kind is None else 0)
+        if self._permit is not None:
+            self._permit.end()
 
 
 class Link:
     """Both directions between this worker and one aggregator."""
 
-    __slots__ = ("pulled", "pushed")
+    __slots__ = ("_permit", "pulled", "pushed")
 
     def __init__(
-        self, now_s: Callable[[], float] = time.monotonic, turns: TurnClock | None = None
+        self,
+        now_s: Callable[[], float] = time.monotonic,
+        turns: TurnClock | None = None,
+        permit: MovePermit | None = None,
     ) -> None:
+        self._permit = permit
         self.pushed = LinkDirection(now_s, turns.up if turns is not None else None)
         self.pulled = LinkDirection(now_s, turns.down if turns is not None else None)
 
     def pushing(self, nbytes: int) -> TimedTransfer:
-        return TimedTransfer(self.pushed, nbytes)
+        return TimedTransfer(self.pushed, nbytes, self._permit)
 
     def pulling(self, nbytes: int) -> TimedTransfer:
-        return TimedTransfer(self.pulled, nbytes)
+        return TimedTransfer(self.pulled, nbytes, self._permit)
+
+    @property
+    def pace(self) -> Pace | None:
+        """Return the pace of a transfer that others go before; None: there are none."""
+        return None if self._permit is None else self._permit.pace
 
 
 class Links:
-    """The links of one worker. Used by the Agent's own thread only."""
+    """The links of one worker. Used by the Agent's own thread only. `permit`: without it no bytes
+    are moved; None: they are moved at any time."""
 
-    def __init__(self) -> None:
+    def __init__(self, permit: MovePermit | None = None) -> None:
+        self._permit = permit
         self._links: dict[AggregatorId, Link] = {}
         self.turns = TurnClock()
         """How all of them, and the worker, take turns."""
 
     def to(self, aggregator: AggregatorId) -> Link:
-        return self._links.setdefault(aggregator, Link(turns=self.turns))
+        return self._links.setdefault(aggregator, Link(turns=self.turns, permit=self._permit))
 
     def take(self) -> tuple[LinkTimes, ...]:
         """Return the transfers since the last call."""

@@ -47,6 +47,7 @@ from slackwater.common.domains.slots.rules import Floats, Hyper
 from slackwater.common.domains.slots.sizes import SIZES_OFFSET, SIZES_WORDS, Size, Sizes
 from slackwater.common.transport.base import Channel, RemoteRegion
 from slackwater.common.transport.gpu import copy_into
+from slackwater.common.transport.pacing import paced
 from slackwater.common.transport.region import Region
 from slackwater.schemas.base import JobId
 
@@ -355,9 +356,12 @@ class Staged:
         await asyncio.gather(self._bring(offset, into), self.read_words())
 
     async def _send(self, gradient: memoryview, offset: int, tell: Tell | None) -> None:
-        with self.link.pushing(len(gradient)):
-            if tell is None:
-                await self.channel.write(gradient, self._remote, offset)
+        async with self.link.pushing(len(gradient)):
+            if tell is None or self.link.pace is not None:
+                await paced(
+                    gradient, self.link.pace,
+                    lambda at, piece: self.channel.write(piece, self._remote, offset + at),
+                )  # fmt: skip
             else:
                 await self._send_pieces(gradient, offset, tell)
 
@@ -380,8 +384,11 @@ class Staged:
             await asyncio.gather(*writes, return_exceptions=True)
 
     async def _bring(self, offset: int, parameters: memoryview) -> None:
-        with self.link.pulling(len(parameters)):
-            await self.channel.read(self._remote, offset, parameters)
+        async with self.link.pulling(len(parameters)):
+            await paced(
+                parameters, self.link.pace,
+                lambda at, piece: self.channel.read(self._remote, offset + at, piece),
+            )  # fmt: skip
 
     async def seed(self, version: int, tensors: Sequence[Floats], states: Seeds = ()) -> None:
         geometry = self._geometry

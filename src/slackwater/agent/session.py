@@ -38,6 +38,7 @@ from slackwater.agent.effects import (
 from slackwater.agent.initial import Initial
 from slackwater.agent.line import connected
 from slackwater.agent.patience import Patience
+from slackwater.agent.permits import leave, lent, node_permits, on_boundary
 from slackwater.agent.region_access import InPlace
 from slackwater.agent.region_choice import attach
 from slackwater.agent.sizing import Sizing, size_at
@@ -97,7 +98,7 @@ class Session:
         self.buckets: list[WorkerBucket] = []
         self.plan: JobPlan | None = None
         self.failure: SlackwaterError | None = None
-        self.progress = Progress()
+        self.progress = Progress(permits=node_permits() if isinstance(way, Ticket) else None)
         self.sizing: Sizing | None = None
         """Set in rank 0 of an elastic job."""
         self.least = 0  # Becomes `Sizing.least`.
@@ -131,8 +132,8 @@ class Session:
     def open(self, within_s: float) -> None:
         """Returns when every bucket is attached and its parameters are here."""
         self._thread.start()
-        opened = self._opened.wait(within_s)
-        missing = "" if opened else self._missing_at_start(f"within {within_s:g} s")
+        within = f"within {within_s:g} s"
+        missing = "" if self._opened.wait(within_s) else self._missing_at_start(within)
         late = DeadlineExceeded(f"{self._who()}: {missing}") if missing else None
         if error := late or self.failure:
             self.close(None)
@@ -153,6 +154,7 @@ class Session:
 
     def on_boundary(self, iteration: int) -> None:
         """The program has waited for all of the iteration: here the number of workers changes."""
+        on_boundary(self.progress.permits)
         if self.sizing is None:
             return
         if self.sizing.decide(max(bucket.iteration for bucket in self.buckets) + 1):
@@ -166,7 +168,8 @@ class Session:
         waiter.look()
         late: WorkerBucket | None = None
         if self.failure is None and all(bucket.refused is None for bucket in buckets):
-            late = self._patience.sleep(waiter, buckets, deadline_s, self.plan, self._control)
+            with lent(self.progress.permits):
+                late = self._patience.sleep(waiter, buckets, deadline_s, self.plan, self._control)
         self._waiter = None
         if self.failure is not None:
             raise self.failure
@@ -177,6 +180,7 @@ class Session:
     def close(self, finish: str | None) -> None:
         """`finish`: tell the master that this rank is done, with this result."""
         self._finish = finish
+        leave(self.progress.permits)
         if self._thread.is_alive():
             self._call(self._closing.set)
             self._thread.join(_CLOSE_S + (self._deadline_s if finish is not None else 0.0))
@@ -426,14 +430,10 @@ class Session:
         assert self.plan is not None
         await clock.sleep_until(at_s)
         hello = Hello(
-            role="agent",
-            job=self.job,
-            rank=self.rank,
-            attempt=self._attempt,
-            layout_epoch=self.plan.layout_epoch,
-            token=self.plan.token,
+            role="agent", job=self.job, rank=self.rank, attempt=self._attempt,
+            layout_epoch=self.plan.layout_epoch, token=self.plan.token,
             sender=f"agent.{self.job}.{self.rank}",
-        )
+        )  # fmt: skip
         try:
             channel = await dial(endpoint, encode_hello(hello), self._fabrics, self._transport)
         except Unavailable as error:

@@ -217,7 +217,7 @@ class StagedSnapshot(Staged):
     async def _read_some(self, numbers: NDArray[np.int64], out: Floats, version: int) -> None:
         step, into = PARAMETER_BYTES * self.width, bytes_of(out.reshape(-1))
         offsets = (numbers * step + self._geometry.parameters_offset(version)).tolist()
-        with self.link.pulling(len(into)):
+        async with self.link.pulling(len(into)):
             if isinstance(self.channel, Scattering) and step <= limits.TRANSFER_BYTES:
                 await self.channel.read_scattered(self._remote, offsets, step, into)
                 return

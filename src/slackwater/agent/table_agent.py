@@ -22,6 +22,7 @@ from slackwater.agent.client import Agent
 from slackwater.agent.control import MARK_BUDGET_S, Control
 from slackwater.agent.identity import JOB
 from slackwater.agent.local import Local
+from slackwater.agent.permits import ComputePermit, lent
 from slackwater.agent.region_access import InPlace
 from slackwater.agent.session import Session
 from slackwater.agent.snapshot import Snapshot, StagedSnapshot
@@ -69,6 +70,8 @@ class TableAgent(Agent):
             consistency="asynchronous" if has_job else None,
             **options,
         )
+        if (permits := self._session.progress.permits) is not None:
+            permits.compute.between_waits = False  # Whoever runs tasks takes it for them.
         self._telling: Future[Meeting] | None = None
         self._using: tuple[int, Future[None]] | None = None
         """Workers that were asked for, and the answer."""
@@ -180,9 +183,10 @@ class TableAgent(Agent):
         session = self._session
         assert isinstance(session, Session)
         asked = asyncio.run_coroutine_threadsafe(reading, session._loop)
-        self.meanwhile(asked.done)
         try:
-            return asked.result(self._deadline_s)
+            with lent(session.progress.permits):
+                self.meanwhile(asked.done)
+                return asked.result(self._deadline_s)
         except TimeoutError as error:
             asked.cancel()
             raise DeadlineExceeded(
@@ -217,6 +221,12 @@ class TableAgent(Agent):
             return source.look_again(bucket.version, owner)
         except DeadlineExceeded:  # Others' updates came too fast.
             return False
+
+    @property
+    def permit(self) -> ComputePermit | None:
+        """The permit to compute, of a job that takes turns."""
+        permits = self._session.progress.permits
+        return permits.compute if permits is not None else None
 
     @property
     def settled(self) -> bool:

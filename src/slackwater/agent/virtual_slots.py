@@ -127,7 +127,7 @@ class VirtualStaged(Staged):
         packed = memoryview(hyper.pack())
         for lane in self.lanes:
             gradient = bytes_of(self.slot(lane))
-            with self.link.pushing(len(gradient)):
+            async with self.link.pushing(len(gradient)):
                 await asyncio.gather(
                     write(gradient, remote, geometry.gradient_offset(lane)),
                     write(packed, remote, geometry.hyper_offset(lane)),

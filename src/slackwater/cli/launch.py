@@ -25,6 +25,7 @@ from slackwater.cli.show import with_client
 from slackwater.cli.submit import begun_with, checked, environment, saving
 from slackwater.cli.submit_options import (
     Aggregate,
+    ByTurns,
     Checkpoint,
     Env,
     From,
@@ -63,6 +64,8 @@ from slackwater.schemas.jobs import JobSpec
 PROGRESS_S: Final = 10.0
 """Seconds between two lines that say how far it is."""
 INTERRUPTED: Final = 130
+AS_GIVEN: Final = ("gpus", "restarts", "priority", "aggregate", "by_turns")
+"""Options that are fields of the job."""
 
 _Workers = Annotated[
     int | None,
@@ -90,6 +93,7 @@ def launch(
     memory: MemoryEach = "",
     priority: Preferred = 0,
     aggregate: Aggregate = "auto",
+    by_turns: ByTurns = False,
     checkpoint: Checkpoint = None,
     start_from: From = None,
     save_to: SaveTo = None,
@@ -149,7 +153,7 @@ def _spec(
         "workers": options["workers"] or options["gpus"] or 2,
         "env": environment(options["env"] or (), os.environ),
     }
-    fields |= {name: options[name] for name in ("gpus", "restarts", "priority", "aggregate")}
+    fields |= {name: options[name] for name in AS_GIVEN}
     if options["checkpoint"] is not None:
         fields["checkpoint"] = str(options["checkpoint"].absolute())
     if options["start_from"] is not None:

@@ -17,6 +17,7 @@ from slackwater.cli.submit_options import (
     Aggregate,
     Batch,
     BytesScale,
+    ByTurns,
     Checkpoint,
     ComputeS,
     CoresEach,
@@ -84,6 +85,7 @@ SHAPE: Final = ("workers", "servers", "seed", "consistency", "staleness")
 OF_ANY_JOB: Final = (
     "tenant", "restarts", "loss_limit", "gpus", "gpus_min", "gpus_max", "within", "cores",
     "priority", "workers_min", "workers_max", "adaptive", "preemptible", "grace_s", "aggregate",
+    "by_turns",
 )  # fmt: skip
 """Fields that have an option each, also for a job that comes from a file."""
 OF_A_JOB: Final = (
@@ -112,6 +114,7 @@ def submit(
     loss_limit: LossLimit = 0.0,
     aggregation: Sharing = "",
     aggregate: Aggregate = "auto",
+    by_turns: ByTurns = False,
     seed: Seed = 0,
     wait: Wait = False,
     allow_fractional_share: Fractional = False,

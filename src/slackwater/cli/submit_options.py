@@ -343,6 +343,14 @@ Aggregate = Annotated[
         "they can), on (or fail), off.",
     ),
 ]
+ByTurns = Annotated[
+    bool,
+    typer.Option(
+        "--by-turns",
+        help="Compute, and move bytes, by turns with other such jobs on its nodes: jobs that need "
+        "a machine's processors and its network at different times then share it.",
+    ),
+]
 Sharing = Annotated[
     str,
     typer.Option(

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Protocol
 
+from slackwater.agent.permits import ComputePermit
 from slackwater.agent.table_rows import RowNumbers
 from slackwater.common.base.errors import Rejected, SlackwaterError
 from slackwater.common.base.packing import ARRAYS
@@ -50,6 +51,9 @@ COMPLETIONS_MAX: Final = 4096
 FLUSH_S: Final = 0.05
 """Seconds after which updates are flushed even where there is more to do: a process that always has
 orders would else never tell."""
+
+SUBTASK_S: Final = 0.02
+"""Seconds after which short tasks of a job that takes turns let other jobs compute."""
 
 
 class Batch(NamedTuple):
@@ -160,10 +164,12 @@ class Host:
         send: Callable[[Message, bytes], None],
         now_s: Callable[[], float] = time.monotonic,
         memory: ExecutorMemory | None = None,
+        permit: ComputePermit | None = None,
     ) -> None:
-        """`files`: opens those of a run. `memory`: keeps executors within a limit."""
+        """`files`: opens those of a run. `memory`: keeps executors within a limit. `permit`: tasks
+        are computed with it alone, as the job takes turns."""
         self._app, self._tables, self._open, self._line = app, tables, files, send
-        self._now_s, self.memory = now_s, memory
+        self._now_s, self.memory, self._permit = now_s, memory, permit
         self._files: Files | None = None
         self._run = ""
         self.cache = TableCache(app.tables, tables.read, tables.read_rows)
@@ -370,6 +376,8 @@ class Host:
         context = Context(self.cache, order.executor, order.version, self._app.executors)
         self._ran.add(order.executor)
         self._running.append(order.executor)
+        if self._permit is not None:
+            self._permit.take()
         try:
             result = ARRAYS.pack(held.executor.run(context, ARRAYS.unpack(order.task)))
             if len(result) > PACKED_BYTES_MAX:
@@ -385,11 +393,18 @@ class Host:
             return
         finally:
             self._running.pop()
+            self._let_others_compute()
         self.cache.complete()
         if not self._done:
             self._oldest_s = self._now_s()
         self._done.append(Completion(order=order.number, result=result))
         self._done_bytes += len(result)
+
+    def _let_others_compute(self) -> None:
+        """Give the permit back, unless the next of some short tasks follows at once."""
+        permit = self._permit
+        if permit is not None and (self._running or self.idle or permit.held_s >= SUBTASK_S):
+            permit.give_back()
 
     def _fail(self, executor: int, error: Exception) -> None:
         """Tell the driver what the program raised; it ends the run."""
@@ -400,6 +415,8 @@ class Host:
         """Seal, apply and tell what is done, unless the batch before is not noted yet."""
         if not self._done or self._unnoted is not None:
             return
+        if self._permit is not None:
+            self._permit.give_back()
         assert self._files is not None
         number = self._tables.number + 1
         kept = self._ran & self._executors.keys() if self._files.durable else ()

@@ -146,7 +146,7 @@ class _Process:
         self.host = Host(
             app, AgentTables(agent, app.tables),
             lambda run: NoFiles() if self._alone else HostFolder(self._folder, run, agent.rank),
-            self._send, memory=self._memory(),
+            self._send, memory=self._memory(), permit=agent.permit,
         )  # fmt: skip
 
     def _memory(self) -> ExecutorMemory | None:

@@ -49,6 +49,8 @@ class Placer:
         NOTHING where no machines have them; whoever holds them is not counted as lower in order.
         """
         if not job.cores and not job.memory_bytes:
+            if job.by_turns and not self._single:
+                return self._one_each(job.gpus, gpu_type)
             return self.place(job.gpus, gpu_type, mode, job.within)
         if self._hosts is None:
             stopped = {*self._stops}
@@ -132,6 +134,22 @@ class Placer:
 
     def _fill_holes(self, gpus: int, gpu_type: str) -> Allocation:
         return _take_in_turn(gpus, sorted(self._nodes(gpu_type)))
+
+    def _one_each(self, gpus: int, gpu_type: str) -> Allocation:
+        """One of each machine, the same machines as far as they have room: jobs that take turns
+        share them. With fewer machines they have several."""
+        nodes = sorted(self._nodes(gpu_type), key=lambda node: node[1])
+        if sum(free for free, _ in nodes) < gpus:
+            return NOTHING
+        taken = dict.fromkeys((index for _, index in nodes), 0)
+        while gpus > 0:
+            for free, index in nodes:
+                if gpus and taken[index] < free:
+                    taken[index] += 1
+                    gpus -= 1
+        allocation = tuple((index, count) for index, count in taken.items() if count)
+        self.take(allocation)
+        return allocation
 
     def _emptiest(self, gpus: int, gpu_type: str) -> Allocation:
         return _take_in_turn(gpus, sorted(self._nodes(gpu_type), key=lambda n: (-n[0], n[1])))

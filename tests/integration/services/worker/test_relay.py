@@ -43,6 +43,8 @@ from slackwater.schemas.placement import LocateJob
 from slackwater.schemas.relay import RelayHello
 from slackwater.schemas.telemetry import IterationsObserved
 from slackwater.services.worker.containment import MARK, Containment
+from slackwater.services.worker.permit_server import PermitServer
+from slackwater.services.worker.permits import Permits
 from slackwater.services.worker.processes import Intent, RankFiles
 from slackwater.services.worker.relay import Relay
 from slackwater.services.worker.tokens import is_token, make_token
@@ -64,6 +66,7 @@ class World:
     asked: list[FinishJob] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     tokens: dict[tuple[str, int, int], bytes] = field(default_factory=dict)
+    permits: PermitServer = field(default_factory=lambda: PermitServer(Permits(), None))
     hold: asyncio.Event | None = None
     look: threading.Barrier | None = None
     """Is passed twice by whoever looks at a greeting: when it begins, and before it says so."""
@@ -80,7 +83,9 @@ class World:
                 self.look.wait(30)
             return mine and found
 
-        return Relay(self.folder / ("long" * 40) / "relay.sock", self.bus, known, count)
+        return Relay(
+            self.folder / ("long" * 40) / "relay.sock", self.bus, known, count, self.permits
+        )
 
     def ticket(self, job: str = "j", rank: int = 0, attempt: int = 0) -> Ticket:
         token = self.tokens.setdefault((job, rank, attempt), secrets.token_bytes(32))

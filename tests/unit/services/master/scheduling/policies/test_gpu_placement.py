@@ -111,6 +111,23 @@ def placer(nodes: list[int], free: list[int]) -> Placer:
     return Placer(View(0, cluster.view, {}, free))
 
 
+def by_turns(processes: int) -> JobView:
+    return JobView(
+        id=JobId("t"), number=0, submitted_s=0, gpus=processes, gpus_min=processes,
+        gpus_max=processes, by_turns=True,
+    )  # fmt: skip
+
+
+def test_jobs_that_take_turns_have_a_process_on_each_of_the_same_machines() -> None:
+    several = placer([4, 4, 4], [4, 4, 4])
+    for _ in range(4):
+        assert several.place_job(by_turns(2), "", "require") == ((0, 1), (1, 1))
+    assert several.place_job(by_turns(2), "", "require") == ((2, 2),)
+    assert placer([4, 4], [4, 1]).place_job(by_turns(4), "", "require") == ((0, 3), (1, 1))
+    assert placer([4, 4], [1, 1]).place_job(by_turns(3), "", "require") == ()
+    assert placer([4], [4]).place_job(by_turns(3), "", "require") == ((0, 3),)
+
+
 def test_few_machines() -> None:
     assert placer([4, 4, 4], [2, 4, 3]).place(3) == ((2, 3),), "the tightest single machine"
     assert placer([4, 4, 4], [2, 4, 3]).place(6) == ((0, 2), (1, 4))

@@ -1,0 +1,106 @@
+"""The shell of a node's permits: hears processes of jobs, and tells them when to begin.
+
+They are asked for over the service's own socket, not the bus: a subtask may be a millisecond.
+"""
+
+import asyncio
+import socket
+from collections.abc import Iterable
+from itertools import count
+from typing import Final
+
+import structlog
+
+from slackwater.common.base.errors import DecodeRejected
+from slackwater.common.bus.relay import frame
+from slackwater.common.native.link import Link, link_of
+from slackwater.schemas.relay import PermitAsk, PermitEnd, PermitGranted
+from slackwater.services.worker.config import WorkerConfig
+from slackwater.services.worker.permits import Grant, Late, Permits
+
+_log = structlog.get_logger()
+LATE_EVERY_S: Final = 60.0
+"""Seconds between two lines of the log about one job's late permits."""
+
+
+def permit_server(config: WorkerConfig) -> "PermitServer":
+    """Make it for a node. Raises ConfigRejected: there is no such interface."""
+    here = (f"{config.address or socket.gethostname()}:0",)
+    link = link_of(config.network_interface, config.network_bytes_s, here)
+    return PermitServer(Permits(config.computing, secondary=link is not None), link)
+
+
+class PermitServer:
+    """`link`: the node's, if it is known how much it carries."""
+
+    def __init__(self, permits: Permits, link: Link | None) -> None:
+        self.permits = permits
+        self._primary = frame(PermitGranted())
+        interface, budget = (link.interface.name, link.budget_bytes_s) if link else ("", 0)
+        self._secondary = frame(
+            PermitGranted(secondary=True, interface=interface, budget_bytes_s=budget)
+        )
+        self._writers: dict[int, asyncio.StreamWriter] = {}
+        self._lanes = count(1)
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_s = float("inf")
+        self._told_s: dict[str, float] = {}
+
+    def open(self, job: str, writer: asyncio.StreamWriter) -> int:
+        """Return the lane of a connection of the job's."""
+        lane = next(self._lanes)
+        self._writers[lane] = writer
+        self.permits.opened(lane, job)
+        return lane
+
+    def heard(self, lane: int, message: PermitAsk | PermitEnd) -> None:
+        """Raises DecodeRejected for a second subtask beside the first."""
+        now_s = asyncio.get_running_loop().time()
+        if isinstance(message, PermitEnd):
+            self._tell(self.permits.ended(lane, now_s))
+            return
+        granted = self.permits.asked(lane, message.kind, now_s)
+        if granted is None:
+            raise DecodeRejected("a permit was asked for beside another one; end that first")
+        self._tell(granted)
+
+    def close(self, lane: int) -> None:
+        """Its connection is lost."""
+        self._writers.pop(lane, None)
+        self._tell(self.permits.closed(lane, asyncio.get_running_loop().time()))
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _tell(self, granted: Iterable[Grant]) -> None:
+        for grant in granted:
+            if (writer := self._writers.get(grant.lane)) is not None:
+                writer.write(self._secondary if grant.secondary else self._primary)
+        self._set_timer()
+
+    def _set_timer(self) -> None:
+        """Look again when the next holder is late. A timer that comes too early does no harm."""
+        due_s = self.permits.due_s
+        if due_s is None or due_s >= self._timer_s:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_s = due_s
+        self._timer = asyncio.get_running_loop().call_at(due_s, self._look)
+
+    def _tell_late(self, late: Late) -> None:
+        """Say once in a while that a job does not give its permit back."""
+        now_s = asyncio.get_running_loop().time()
+        if now_s - self._told_s.get(late.job, float("-inf")) < LATE_EVERY_S:
+            return
+        self._told_s = {job: at for job, at in self._told_s.items() if now_s - at < LATE_EVERY_S}
+        self._told_s[late.job] = now_s
+        _log.warning("permit.late", job=late.job, kind=late.kind, held_s=round(late.held_s, 3))
+
+    def _look(self) -> None:
+        self._timer, self._timer_s = None, float("inf")
+        granted, late = self.permits.look(asyncio.get_running_loop().time())
+        for each in late:
+            self._tell_late(each)
+        self._tell(granted)
