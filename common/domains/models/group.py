@@ -14,6 +14,8 @@ resources directly contribute to the job progress"): the scalar is .7 CPU + .3 n
 
 Jobs that share machines without any order (naive co-location) meet at random at the two resources:
 the queueing model with a class per job and both stations shared equally says how fast they run.
+Each job that one finds at a resource also costs it a part of its rate (caches, switches, packets
+that are sent again), its `contention`.
 """
 
 from collections.abc import Sequence
@@ -44,6 +46,8 @@ class Subtasks(msgspec.Struct, frozen=True):
     cpu_s: float
     network_s: float
     machines: int
+    nbytes: float = 0.0
+    """Main memory that its data and its model take, on all its machines together."""
 
     def cpu_on_s(self, machines: float) -> float:
         return self.cpu_s * self.machines / machines
@@ -87,7 +91,9 @@ def weighted(
 
 
 @lru_cache(maxsize=65536)
-def uncoordinated_s(jobs: tuple[Subtasks, ...], machines: int) -> tuple[float, ...]:
+def uncoordinated_s(
+    jobs: tuple[Subtasks, ...], machines: int, contention: float = 0.0
+) -> tuple[float, ...]:
     """Seconds of an iteration of each job when nobody orders their subtasks: mean value analysis
     of a closed network with a task per job and two stations, both shared equally. Up to 16 jobs."""
     if len(jobs) > 16:
@@ -95,5 +101,5 @@ def uncoordinated_s(jobs: tuple[Subtasks, ...], machines: int) -> tuple[float, .
     visits_s = np.zeros((len(jobs), STATIONS))
     for row, job in zip(visits_s, jobs, strict=True):
         row[UPLINK], row[DOWNLINK] = job.cpu_on_s(machines), job.network_s
-    rates = queueing_classes.by_subsets(np.zeros(len(jobs)), visits_s, equal_share)
+    rates = queueing_classes.by_subsets(np.zeros(len(jobs)), visits_s, equal_share, contention)
     return tuple(float(1.0 / rate) for rate in rates)

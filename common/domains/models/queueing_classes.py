@@ -39,9 +39,12 @@ DAMPING: Final = 0.5
 ITERATIONS_MAX: Final = 20_000
 
 
-def by_subsets(worker_s: Floats, visits_s: Floats, gamma: Sharing) -> Floats:
+def by_subsets(
+    worker_s: Floats, visits_s: Floats, gamma: Sharing, contention: float = 0.0
+) -> Floats:
     """Throughput of each worker; exact for gamma = 1 and one service time at the server.
-    `visits_s[k]` are worker k's times at the stations."""
+    `visits_s[k]` are worker k's times at the stations. `contention`: the part by which each task
+    that one finds there slows a station down; 0 in the papers."""
     workers = len(worker_s)
     masks = np.arange(1 << workers, dtype=np.int64)
     sizes = np.zeros(len(masks), dtype=np.int64)
@@ -53,7 +56,9 @@ def by_subsets(worker_s: Floats, visits_s: Floats, gamma: Sharing) -> Floats:
         layer = masks[sizes == size]
         for k in range(workers):
             sets = layer[(layer >> k & 1).astype(bool)]
-            response_s = _response_s(visits_s[k], totals[sets ^ (1 << k)], gamma)
+            found = totals[sets ^ (1 << k)]
+            response_s = _response_s(visits_s[k], found, gamma)
+            response_s *= 1.0 + contention * found[:, _TASKS]
             rate = 1.0 / (worker_s[k] + response_s.sum(axis=1))
             totals[sets] += _contribution(rate, response_s, visits_s[k])
             if size == workers:

@@ -30,6 +30,7 @@ from slackwater.loadgen.simulator.gpu.metrics import (
     size_bins,
     summarize,
 )
+from slackwater.loadgen.simulator.gpu.outcome import Result
 from slackwater.loadgen.simulator.gpu.prepare import prepare
 from slackwater.loadgen.simulator.gpu.series import Series, series
 from slackwater.loadgen.simulator.gpu.tunings import JobTunings
@@ -81,6 +82,15 @@ def run(
     jobs: Sequence[Submission] | None = None,
 ) -> RunReport:
     """`jobs`: the task's, where they were prepared already."""
+    return simulated(task, on_progress, jobs)[0]
+
+
+def simulated(
+    task: Task,
+    on_progress: Callable[[int, float], None] | None = None,
+    jobs: Sequence[Submission] | None = None,
+) -> tuple[RunReport, Result]:
+    """Run it, and return also what it was made of."""
     options = task.options
     began_s = perf_counter()
     jobs = prepare(options, task.seed).jobs if jobs is None else jobs
@@ -101,7 +111,7 @@ def run(
         log = eventlog.event_log(result, task.policy, model.name, nodes, exact, settings.rules)
         eventlog.write(log, Path(task.log_path))
     summary = summarize(task.policy, result, figures, perf_counter() - began_s)
-    return RunReport(
+    report = RunReport(
         summary, figures, size_bins(figures, [o.alone_s for o in result.outcomes]),
         series(result) if task.log_path else None, result.pending_reasons, gpus,
         [
@@ -109,6 +119,7 @@ def run(
             for o in result.outcomes if task.log_path and o.tunings
         ],
     )  # fmt: skip
+    return report, result
 
 
 def run_all(

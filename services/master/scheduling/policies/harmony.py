@@ -4,7 +4,8 @@ Groups of jobs share machines; `harmony_grouping` says which jobs and how many m
 is in no group waits (is paused). What is decided when:
 
 - **A job completes.** A waiting job like it (iteration time and ratio of computation to
-  communication within `similar`) takes its place, or else two that together are like it. Otherwise
+  communication within `similar`, on its group's machines) takes its place, or else a bunch, up to
+  four that together are like it. Otherwise
   algorithm 1 runs over the waiting jobs and those of the finished job's group, then of one group
   more, the one with the fewest jobs, and so on; the smallest such change is taken whose utilisation
   is within `gain` of the best, and none if the best does not improve U by `gain`.
@@ -32,7 +33,11 @@ from slackwater.common.domains.models.group import (
     weighted,
 )
 from slackwater.schemas.base import JobId
-from slackwater.services.master.scheduling.policies.harmony_grouping import FEWER_JOBS, schedule
+from slackwater.services.master.scheduling.policies.harmony_grouping import (
+    FEWER_JOBS,
+    machines_for,
+    schedule,
+)
 from slackwater.services.master.scheduling.policies.placement import Placer
 from slackwater.services.master.scheduling.registry import AtLeast0, Share, register
 from slackwater.services.master.scheduling.rules import NOTHING_HONOURED
@@ -47,8 +52,8 @@ from slackwater.services.master.scheduling.view import (
 )
 
 LABEL: Final = "harmony-"
-PAIRS_AMONG: Final = 200
-"""Waiting jobs among which a pair is looked for."""
+AMONG: Final = {2: 200, 3: 60, 4: 30}
+"""Waiting jobs among which a bunch of so many is looked for: some 30,000 are tried at most."""
 
 
 class Group(msgspec.Struct):
@@ -84,9 +89,12 @@ class Harmony:
         cpu_weight: Share = CPU_WEIGHT,
         fewer_jobs: AtLeast0 = FEWER_JOBS,
         tune: bool = True,
+        memory_gb: AtLeast0 = 0.0,
     ) -> None:
+        """`memory_gb`: of a machine, which its group's data and models fit in; 0: they are spilled
+        to disks where they do not (section 4.3.3)."""
         self.gain, self.similar = gain, similar
-        self.fewer_jobs, self.tune = fewer_jobs, tune
+        self.fewer_jobs, self.tune, self.memory_bytes = fewer_jobs, tune, memory_gb * 1e9
         self.weights = (cpu_weight, 1 - cpu_weight)
 
     def allocate(self, view: View, memory: Any) -> tuple[Plan, Any]:
@@ -140,7 +148,7 @@ class Harmony:
         for job_id in gone:
             label = known.group_of[job_id]
             group = touched.get(label) or by_label.get(label)
-            stand_ins = self._like(known.profiles[job_id], waiting) if group else []
+            stand_ins = self._like(known.profiles[job_id], waiting, group) if group else []
             if group is None or not stand_ins:
                 unreplaced = True
                 continue
@@ -170,26 +178,33 @@ class Harmony:
             found.after + [touched[label] for label in extra],
         )
 
-    def _like(self, gone: Subtasks, waiting: list[JobView]) -> list[JobView]:
-        """A waiting job like the finished one, or two that together are."""
-        for job in waiting:
-            if self._alike(gone, [job.profile]):
-                return [job]
-        for pair in combinations(waiting[:PAIRS_AMONG], 2):
-            if self._alike(gone, [job.profile for job in pair]):
-                return list(pair)
+    def _like(self, gone: Subtasks, waiting: list[JobView], group: Group) -> list[JobView]:
+        """Return a waiting job like the finished one of the group, or a bunch that together is."""
+        length_s = gone.iteration_s(group.machines) * (1.0 + self.similar)
+        short = [job for job in waiting if job.profile.iteration_s(group.machines) <= length_s]
+        for count in (1, *AMONG):
+            for bunch in combinations(short[: AMONG.get(count)], count):
+                profiles = [job.profile for job in bunch]
+                if self._alike(gone, profiles, group.machines) and self._fits(_with(group, bunch)):
+                    return list(bunch)
         return []
 
-    def _alike(self, gone: Subtasks, others: Sequence[Subtasks]) -> bool:
-        cpu_s = sum(other.cpu_on_s(gone.machines) for other in others)
+    def _alike(self, gone: Subtasks, others: Sequence[Subtasks], machines: int) -> bool:
+        gone_s = gone.cpu_on_s(machines)
+        cpu_s = sum(other.cpu_on_s(machines) for other in others)
         network_s = sum(other.network_s for other in others)
-        near = abs(cpu_s + network_s - gone.cpu_s - gone.network_s) <= self.similar * (
-            gone.cpu_s + gone.network_s
+        near = abs(cpu_s + network_s - gone_s - gone.network_s) <= self.similar * (
+            gone_s + gone.network_s
         )
         # Ratios, cross-multiplied: either time may be 0.
-        return near and abs(cpu_s * gone.network_s - gone.cpu_s * network_s) <= (
-            self.similar * gone.cpu_s * network_s
+        return near and abs(cpu_s * gone.network_s - gone_s * network_s) <= (
+            self.similar * gone_s * network_s
         )
+
+    def _fits(self, group: Group) -> bool:
+        """Say whether its machines hold its jobs' data and models."""
+        nbytes = sum(job.profile.nbytes for job in group.members)
+        return machines_for(nbytes, self.memory_bytes) <= group.machines
 
     def _best_home(self, groups: list[Group], job: JobView, machines: int) -> Group | None:
         """The group that gains most of U by this job, with it; None if none gains."""
@@ -197,7 +212,7 @@ class Harmony:
         for group in groups:
             joined = _with(group, [job])
             gain = self._used([joined], machines) - self._used([group], machines)
-            if gain > best_gain:
+            if gain > best_gain and self._fits(joined):
                 best, best_gain = joined, gain
         return best
 
@@ -233,8 +248,9 @@ class Harmony:
         if not jobs or machines < 1:
             return None
         found = schedule(
-            [job.profile for job in jobs], machines, self.weights, self.fewer_jobs, self.tune
-        )
+            [job.profile for job in jobs], machines, self.weights, self.fewer_jobs, self.tune,
+            self.memory_bytes,
+        )  # fmt: skip
         after = [
             Group("", [jobs[i] for i in sorted(members)], count)
             for members, count in zip(found.groups, found.machines, strict=True)

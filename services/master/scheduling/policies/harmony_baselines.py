@@ -4,11 +4,12 @@
 `naive-colocation`  the same sets of machines with up to `ways` jobs on each, joined in order of
                     submission wherever the fewest jobs are, and nobody orders their subtasks. The
                     paper tries every combination and reports the best and the worst; this is one
-                    of them, and its `stride` gives others
+                    of them, and its `stride` gives others. `ordered`: the same sets, in which jobs
+                    take turns (section 4.4.4: subtasks alone)
 """
 
 from math import inf
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -33,6 +34,8 @@ class Isolated(Fifo):
     """First come, first served; the paper's DoP is what a job asks for."""
 
 
+ORDERED: Final = "ordered-"
+"""Labels of naive sets in which jobs take turns start so."""
 Ways = Annotated[int, msgspec.Meta(ge=1, le=16)]
 
 
@@ -55,8 +58,9 @@ class NaiveColocation:
     job_model = "subtasks"
     honours = frozenset[Rule]({"priorities", "min_run_s"})
 
-    def __init__(self, ways: Ways = 2, stride: Count = 1) -> None:
+    def __init__(self, ways: Ways = 2, stride: Count = 1, ordered: bool = False) -> None:
         self.ways, self.stride = ways, stride
+        self._label = ORDERED if ordered else NAIVE
 
     def allocate(self, view: View, memory: Any) -> tuple[Plan, Any]:
         next_label: int = memory if memory is not None else 0
@@ -65,7 +69,7 @@ class NaiveColocation:
             if job.allocation:
                 host = hosts.setdefault(job.group, Host(job.group, job.allocation, 0))
                 host.members += 1
-                next_label = max(next_label, int(job.group.removeprefix(NAIVE)) + 1)
+                next_label = max(next_label, int(job.group.removeprefix(self._label)) + 1)
         placer = Placer(view)
         room = sum(view.free)
         allocations: dict[JobId, Allocation] = {}
@@ -73,7 +77,7 @@ class NaiveColocation:
         for job in self._order(view):
             if job.gpus <= room:
                 room -= job.gpus
-                host = Host(f"{NAIVE}{next_label}", placer.place(job.gpus), 0)
+                host = Host(f"{self._label}{next_label}", placer.place(job.gpus), 0)
                 hosts[host.label] = host
                 next_label += 1
             else:

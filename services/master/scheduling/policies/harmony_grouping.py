@@ -14,7 +14,9 @@ As printed they cannot run; this is how they are read here.
   no group is left that a long job would not dominate, it goes where it balances best.
 - A swap is the one exchange between the most imbalanced group and the one most unlike it that
   leaves the least imbalance in both together; it is made as long as that strictly falls.
-- Machines: one each, then one at a time to the group with the largest sum Tcpu - sum Tnet.
+- Machines: one each, then one at a time to the group with the largest sum Tcpu - sum Tnet. Where
+  machines have so much memory and no more, a group first gets as many as hold its data and models;
+  a grouping for which there are too few is none.
 
 Everything is in machine-seconds: Tcpu(m) = work / m.
 """
@@ -50,11 +52,12 @@ class Grouping(NamedTuple):
 class Jobs:
     """The job list as arrays."""
 
-    __slots__ = ("network_s", "work")
+    __slots__ = ("nbytes", "network_s", "work")
 
     def __init__(self, jobs: Sequence[Subtasks]) -> None:
         self.work: Floats = np.array([job.cpu_s * job.machines for job in jobs], dtype=np.float64)
         """Machine-seconds of an iteration's CPU subtasks."""
+        self.nbytes: Floats = np.array([job.nbytes for job in jobs], dtype=np.float64)
         self.network_s: Floats = np.array([job.network_s for job in jobs], dtype=np.float64)
 
 
@@ -64,17 +67,20 @@ def schedule(
     weights: tuple[float, float] = (CPU_WEIGHT, NETWORK_WEIGHT),
     fewer_jobs: float = FEWER_JOBS,
     tune: bool = True,
+    memory_bytes: float = 0.0,
 ) -> Grouping:
-    """Algorithm 1 over the list in its order."""
+    """Algorithm 1 over the list in its order. `memory_bytes`: of one machine; 0: no bound."""
     if not jobs or machines < 1:
         return Grouping([], [], 0.0)
     arrays = Jobs(jobs)
     found = []
     for count in _prefixes(len(jobs)):
         options = _counts_to_try(group_count(arrays, count, machines), min(count, machines), tune)
-        groupings = (_grouped(arrays, count, n, machines, weights) for n in options)
+        groupings = (_grouped(arrays, count, n, machines, weights, memory_bytes) for n in options)
         found.append(max(groupings, key=lambda grouping: grouping.utilization))
     best = max(grouping.utilization for grouping in found)
+    if best < 0.0:
+        return Grouping([], [], 0.0)
     return next(g for g in found if g.utilization >= best * (1 - fewer_jobs))
 
 
@@ -86,10 +92,14 @@ def _counts_to_try(groups: int, most: int, tune: bool) -> list[int]:
 
 
 def _grouped(
-    jobs: Jobs, count: int, groups_count: int, machines: int, weights: tuple[float, float]
-) -> Grouping:
+    jobs: Jobs, count: int, groups_count: int, machines: int, weights: tuple[float, float],
+    memory_bytes: float,
+) -> Grouping:  # fmt: skip
     groups = assign(jobs, count, groups_count, machines)
-    shares = share_machines(jobs, groups, machines)
+    least = [machines_for(float(jobs.nbytes[group].sum()), memory_bytes) for group in groups]
+    if sum(least) > machines:
+        return Grouping(groups, least, -1.0)
+    shares = share_machines(jobs, groups, machines, least)
     return Grouping(groups, shares, utilization(jobs, groups, shares, machines, weights))
 
 
@@ -216,14 +226,21 @@ def _nearest(entries: list[tuple[float, int]], value: float) -> list[tuple[float
     return entries[max(0, index - 1) : index + 1]
 
 
-def share_machines(jobs: Jobs, groups: list[list[int]], machines: int) -> list[int]:
-    """One machine each, the others one by one to the group most bound by the CPU."""
+def machines_for(nbytes: float, memory_bytes: float) -> int:
+    """Return the fewest machines that hold so much."""
+    return max(1, ceil(nbytes / memory_bytes)) if memory_bytes else 1
+
+
+def share_machines(
+    jobs: Jobs, groups: list[list[int]], machines: int, least: Sequence[int] = ()
+) -> list[int]:
+    """The `least` each, or one, the others one by one to the group most bound by the CPU."""
     work = [float(jobs.work[group].sum()) for group in groups]
     network_s = [float(jobs.network_s[group].sum()) for group in groups]
-    counts = [1] * len(groups)
-    heap = [(network_s[g] - work[g], g) for g in range(len(groups))]
+    counts = list(least) or [1] * len(groups)
+    heap = [(network_s[g] - work[g] / counts[g], g) for g in range(len(groups))]
     heapify(heap)
-    for _ in range(machines - len(groups)):
+    for _ in range(machines - sum(counts)):
         g = heap[0][1]
         counts[g] += 1
         heapreplace(heap, (network_s[g] - work[g] / counts[g], g))

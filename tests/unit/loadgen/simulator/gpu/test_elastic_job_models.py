@@ -74,7 +74,7 @@ def test_lost_progress_is_done_again(model: str) -> None:
 
 
 def test_jobs_of_a_group_iterate_together() -> None:
-    model = SubtasksModel()
+    model = SubtasksModel(contention=0.0)
     first = model.run(sim_job((6.0, 2.0), 100, gpus=4), VIEW)
     second = model.run(sim_job((2.0, 6.0), 100, gpus=4), VIEW)
     four = ((0, 4),)
@@ -82,8 +82,23 @@ def test_jobs_of_a_group_iterate_together() -> None:
     assert first.next_s() == pytest.approx(800)
     first.resume(0.0, four, Conditions(peers=(second,), group="naive-1"))
     assert first.next_s() == pytest.approx(1100)
+    slowed = SubtasksModel(contention=0.25).run(sim_job((6.0, 2.0), 100, gpus=4), VIEW)
+    slowed.resume(0.0, four, Conditions(peers=(second,), group="naive-1"))
+    assert slowed.next_s() > 1100 * 1.05
+
     first.resume(0.0, ((0, 8),), Conditions())
     assert first.next_s() == pytest.approx(500)
+
+
+def test_policies_see_times_that_are_off_and_jobs_run_at_the_true_ones() -> None:
+    job = sim_job((6.0, 2.0), 100, gpus=4)
+    off = SubtasksModel(error=0.5, seed=3).run(job, VIEW)
+    again = SubtasksModel(error=0.5, seed=3).run(job, VIEW)
+    assert off.profile == again.profile != SubtasksModel().run(job, VIEW).profile
+    assert 3.0 <= off.profile.cpu_s <= 9.0
+    assert 1.0 <= off.profile.network_s <= 3.0
+    off.resume(0.0, ((0, 4),), Conditions())
+    assert off.next_s() == pytest.approx(800)
 
 
 def test_what_a_model_needs_is_said() -> None:

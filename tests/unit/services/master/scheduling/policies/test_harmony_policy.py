@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from math import inf
 from random import Random
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,7 +22,10 @@ from slackwater.loadgen.simulator.gpu.failures import Failures
 from slackwater.loadgen.simulator.gpu.jobmodels.fixed import FixedModel
 from slackwater.loadgen.simulator.gpu.jobmodels.subtasks import SubtasksModel
 from slackwater.loadgen.simulator.gpu.workload import Submission, workload
+from slackwater.schemas.base import JobId
+from slackwater.services.master.scheduling.policies.harmony import Group, Harmony
 from slackwater.services.master.scheduling.policies.harmony_grouping import (
+    Grouping,
     Jobs,
     assign,
     group_count,
@@ -30,6 +34,7 @@ from slackwater.services.master.scheduling.policies.harmony_grouping import (
     utilization,
 )
 from slackwater.services.master.scheduling.registry import make
+from slackwater.services.master.scheduling.view import JobView
 
 FIVE = [Subtasks(c, n, 4) for c, n in ((6.0, 2.0), (2.0, 6.0), (3.0, 3.0), (8.0, 1.0), (1.0, 4.0))]
 
@@ -45,6 +50,37 @@ def test_the_worked_jobs_go_best_into_one_group() -> None:
     sums = [float(abs(jobs.work / 8 * n - jobs.network_s).sum()) for n in range(1, 6)]
     assert sums == pytest.approx([14, 18, 25, 32, 39])
     assert group_count(jobs, 5, 8) == 1
+
+
+def test_a_group_has_as_many_machines_as_hold_its_data() -> None:
+    jobs = [msgspec.structs.replace(job, nbytes=100.0) for job in FIVE]
+    free = schedule(jobs, 8)
+    bound = schedule(jobs, 8, memory_bytes=60.0)
+    for groups, counts in ((bound.groups, bound.machines),):
+        assert groups
+        for group, count in zip(groups, counts, strict=True):
+            assert 100.0 * len(group) <= 60.0 * count
+    assert bound.utilization <= free.utilization
+    assert sum(map(len, bound.groups)) <= 4
+    assert schedule(jobs, 8, memory_bytes=1.0) == Grouping([], [], 0.0)
+
+
+def waiting_job(number: int, profile: Subtasks) -> JobView:
+    return JobView(
+        id=JobId(f"j{number}"), number=number, submitted_s=0.0, gpus=1, gpus_min=1, gpus_max=9,
+        profile=profile,
+    )  # fmt: skip
+
+
+def test_a_bunch_takes_the_place_of_a_finished_job() -> None:
+    """Three jobs that together are like it, judged on the machines of its group, which are not
+    those of its profile."""
+    policy = Harmony()
+    gone = Subtasks(12.0, 3.0, 2)
+    thirds = [waiting_job(number, Subtasks(8.0, 1.0, 1)) for number in range(1, 5)]
+    group = Group("harmony-0", [], 4)
+    assert policy._like(gone, thirds, group) == thirds[:3]
+    assert policy._like(Subtasks(12.0, 9.0, 2), thirds, group) == []
 
 
 def test_the_worked_jobs_in_two_groups() -> None:
