@@ -31,6 +31,8 @@ SEEN: Final[dict[JobState, Outcome]] = {
     "completed": "completed", "cancelled": "cancelled", "failed": "failed",
 }  # fmt: skip
 """States of jobs that ended; all others look alike to a client."""
+CANCELS_MAX: Final = 10
+"""Cancels of one job that are called one after another while none is answered."""
 LATE_S: Final = 20.0
 """A call that has no answer after so long is left open."""
 
@@ -94,7 +96,9 @@ class Load:
         await asyncio.gather(*submits)
         if not program:
             await asyncio.sleep(rng.uniform(*LIFE_S))
-            await self._cancel(id, rng)
+            for _ in range(CANCELS_MAX):  # Without an answer nobody knows whether it lives.
+                if await self._cancel(id, rng):
+                    break
         await asyncio.gather(*others)
 
     def _program(self, id: str) -> tuple[str, ...]:
@@ -108,14 +112,15 @@ class Load:
 
         await self._call("submit", spec.id, submit)
 
-    async def _cancel(self, id: str, rng: random.Random) -> None:
+    async def _cancel(self, id: str, rng: random.Random) -> bool:
+        """Say whether it was answered."""
         client = rng.choice(self.clients)
 
         async def cancel() -> Outcome:
             await client.cancel(id)
             return "done"
 
-        await self._call("cancel", id, cancel, missing="no-such")
+        return await self._call("cancel", id, cancel, missing="no-such")
 
     async def _read(self, id: str, rng: random.Random) -> None:
         for _ in range(3):
@@ -133,9 +138,10 @@ class Load:
         job: str,
         ask: Callable[[], Awaitable[Outcome]],
         missing: Outcome | None = None,
-    ) -> None:
-        """Note what a call was told. `missing`: the outcome where the job is unknown. Raises
-        Rejected, which ends the job's life here, for any other refusal."""
+    ) -> bool:
+        """Note what a call was told, and say whether it was answered. `missing`: the outcome where
+        the job is unknown. Raises Rejected, which ends the job's life here, for any other refusal.
+        """
         called_s = time.monotonic()
         try:
             async with asyncio.timeout(LATE_S):
@@ -148,10 +154,11 @@ class Load:
             why = f"{kind}: {type(error).__name__}"
             self.unanswered[why] = self.unanswered.get(why, 0) + 1
             self.calls.append(open_call(kind, job, called_s))
-            return
+            return False
         self.calls.append(Call(kind, job, called_s, time.monotonic(), outcome))
         if outcome in ("fresh", "known"):
             self.taken.append(self.calls[-1])
+        return True
 
     def ran(self) -> dict[str, int]:
         """Count the lines that each program's file has: how often it was started."""

@@ -5,6 +5,7 @@ A run that did not reach its load has failed, not passed: nothing was tried.
 
 import asyncio
 import random
+import re
 import time
 from bisect import bisect_right
 from collections import Counter
@@ -221,5 +222,7 @@ def lines(report: Report) -> list[str]:
         told.append(f"{what:24}{'':6}  {_seconds(values)}")
     told += [f"{times} x {why}" for why, times in sorted(report.unanswered.items())]
     told += [f"WRONG: {each}" for each in report.wrong[:20]]
+    kinds = Counter(re.sub(r"[\d.]+", "N", each)[:80] for each in report.wrong[20:])
+    told += [f"WRONG: {times} more like {kind!r}" for kind, times in kinds.most_common(10)]
     told.append(f"{len(report.wrong)} anomalies")
     return told
