@@ -122,6 +122,23 @@ class AggregatorRestarts(Message, kw_only=True, frozen=True, tag="aggregator.res
     given_up: bool = False
 
 
+TURNS_MAX: Final = 64
+"""Jobs that take turns on one node, and are told of."""
+
+
+class JobTurns(Record, kw_only=True, frozen=True):
+    """What the processes of one job that takes turns have had of their node's permits."""
+
+    job: JobId
+    node: NodeId
+    computed_s: Seconds = 0.0
+    moved_s: Seconds = 0.0
+    waited_s: Seconds = 0.0
+    """Seconds for both, in all processes."""
+    late: Count = 0
+    """Permits that it held for so long that others went on beside it."""
+
+
 class WorkerHeartbeat(Heartbeat, kw_only=True, frozen=True, tag="worker.heartbeat"):
     """A machine that can start job processes."""
 
@@ -140,6 +157,8 @@ class WorkerHeartbeat(Heartbeat, kw_only=True, frozen=True, tag="worker.heartbea
     """The rack that the machine stands in; empty: it does not say."""
     cordoned: bool = False
     """It takes no more jobs: an operator is about to take the machine away."""
+    turns: Annotated[tuple[JobTurns, ...], msgspec.Meta(max_length=TURNS_MAX)] = ()
+    """By job that takes turns here and has asked for permits."""
 
 
 class AggregatorRecord(Record, kw_only=True, frozen=True):

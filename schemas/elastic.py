@@ -17,6 +17,7 @@ from slackwater.schemas.base import (
     Positive,
     Rank,
     Record,
+    Seconds,
     Secret,
     Text,
     Workers,
@@ -95,6 +96,8 @@ class Told(Message, kw_only=True, frozen=True, tag="elastic.told"):
 
     number: Positive
     completions: Completions
+    computed_s: Seconds = 0.0
+    """Seconds that they computed, without what they waited for tables; 0: not said."""
 
 
 class ExecutorGiven(Message, kw_only=True, frozen=True, tag="elastic.given"):

@@ -129,15 +129,18 @@ def comparison(runs: Runs) -> list[Row]:
     listed += two_rows("harmony, n_G untuned", runs.speed("harmony", "harmony.tune=false"))
     listed += two_rows("harmony, 60 s a move", runs.speed("harmony", move_s=MOVE_S))
     listed += two_rows("naive, mean", mean, (1.11, 1.09), "equal")
-    for name, choose in (("best", max), ("worst", min)):
-        jct, makespan = (choose(f.means[at] for f in naive) for at in range(2))
-        for what, value in (("JCT", jct), ("makespan", makespan)):
-            label = f"naive, {name}: {what}, times the speed of isolated"
-            if name == "best":
-                listed.append(reported(label, f"{value:.2f}", COMMAND))
-            else:
-                goal = "slower than isolated (published): below 1"
-                listed.append(Row(label, goal, f"{value:.2f}", "-", yes(value < 1), COMMAND))
+    best = Found(
+        tuple(max(each) for each in zip(*(f.jct for f in naive), strict=True)),
+        tuple(max(each) for each in zip(*(f.makespan for f in naive), strict=True)),
+    )
+    worst = Found(
+        tuple(min(each) for each in zip(*(f.jct for f in naive), strict=True)),
+        tuple(min(each) for each in zip(*(f.makespan for f in naive), strict=True)),
+    )
+    listed += two_rows("naive, best of a seed's", best)
+    goal = "slower than isolated (published): below 1"
+    for row, mean_ in zip(two_rows("naive, worst of a seed's", worst), worst.means, strict=True):
+        listed.append(row._replace(goal=goal, met=yes(mean_ < 1)))
     return listed
 
 
@@ -289,7 +292,8 @@ def main() -> None:
         *table([*kind_rows(runs), *arrival_rows(runs)]), "",
         "## Errors of the model (figure 4.16a)", "",
         "The policy sees each job's two times off by factors that are drawn evenly; the gain is",
-        "the speed over isolated, less 1.", "",
+        "the speed over isolated, less 1. The paper's falls steeply beyond 7.5 %, ours does not:",
+        "its groups are chosen by sums over several jobs, in which errors cancel.", "",
         *table(error_rows(runs)), "",
         "## The best grouping (figure 4.17)", "",
         *table(small_rows()), "",

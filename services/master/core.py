@@ -306,6 +306,7 @@ class Master:
             progress=job.shown_progress(now_s, by_rank=True),
             hang=hangs.hang_of(job),
             history=tuple(job.learning.points),
+            turns=state.nodes.turns_of(job.id),
         )
         state.reply(token, info)
 

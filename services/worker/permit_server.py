@@ -9,11 +9,14 @@ from collections.abc import Iterable
 from itertools import count
 from typing import Final
 
+import msgspec
 import structlog
 
 from slackwater.common.base.errors import DecodeRejected
 from slackwater.common.bus.relay import frame
 from slackwater.common.native.link import Link, link_of
+from slackwater.schemas.base import JobId, NodeId
+from slackwater.schemas.cluster import TURNS_MAX, JobTurns
 from slackwater.schemas.relay import PermitAsk, PermitEnd, PermitGranted
 from slackwater.services.worker.config import WorkerConfig
 from slackwater.services.worker.permits import Grant, Late, Permits
@@ -68,6 +71,19 @@ class PermitServer:
         """Its connection is lost."""
         self._writers.pop(lane, None)
         self._tell(self.permits.closed(lane, asyncio.get_running_loop().time()))
+
+    def turns(self, node: NodeId) -> tuple[JobTurns, ...]:
+        """Return what each job has had, for the service's heartbeat."""
+        found: dict[str, JobTurns] = {}
+        for (job, kind), usage in self.permits.usage.items():
+            known = found.setdefault(job, JobTurns(job=JobId(job), node=node))
+            held = {"computed_s": known.computed_s, "moved_s": known.moved_s}
+            held["computed_s" if kind == "compute" else "moved_s"] += usage.held_s
+            found[job] = msgspec.structs.replace(
+                known, **held, waited_s=known.waited_s + usage.waited_s,
+                late=known.late + usage.late,
+            )  # fmt: skip
+        return tuple(found.values())[:TURNS_MAX]
 
     def stop(self) -> None:
         if self._timer is not None:

@@ -462,6 +462,7 @@ def definition(config: WorkerConfig, world: World) -> ServiceDefinition:
             service="worker", id=config.id, incarnation=0, at_s=now_s, node=node,
             slots=config.slots, running=core.running(), gpus=inventory.gpus, cores=cores,
             memory_bytes=memory_bytes, rack=config.rack, cordoned=config.cordoned,
+            turns=processes.permits.turns(node),
         )  # fmt: skip
 
     return ServiceDefinition(

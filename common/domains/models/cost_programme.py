@@ -67,6 +67,8 @@ def different_optimum(
     """The best roles and shares, to a relative `gap` in whole blocks of data, and then better.
     `proven` is False if time ran out first."""
     check(training, machines)
+    if training.server_s or training.whole_batches:
+        raise Rejected("server_s and whole_batches are for machines of at most two kinds")
     count = len(machines)
     if not 2 <= count <= limits.MODEL_MACHINES_MIP_MAX:
         raise Rejected(f"there are {count} machines; give 2 to {limits.MODEL_MACHINES_MIP_MAX}")

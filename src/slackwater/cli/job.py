@@ -21,6 +21,7 @@ from slackwater.console.options import Json, Url
 from slackwater.console.outcome import out, print_json
 from slackwater.console.sizes import human
 from slackwater.console.tables import Row
+from slackwater.schemas.cluster import JobTurns
 from slackwater.schemas.hangs import Hang
 from slackwater.schemas.job_requests import JobInfo
 from slackwater.schemas.job_states import TERMINAL_STATES, WAITING_STATES
@@ -109,13 +110,24 @@ def described(
     terminal."""
     record, progress = info.job, info.progress
     facts = [*_facts(record, progress, now_s), *([("Ends", ends.said())] if ends else [])]
-    found = [f"{label + ':':<{LABEL}} {text}".rstrip() for label, text in facts]
+    facts += [("Turns" if not at else "", _turns(each)) for at, each in enumerate(info.turns)]
+    found = [f"{label + ':' * bool(label):<{LABEL}} {text}".rstrip() for label, text in facts]
     rows = list(_ranks(record, progress, now_s))
     if rows:
         found += ["Ranks:", *(INDENT + line for line in _rank_table(rows, width))]
     if info.hang is not None:
         found += ["Hangs:", *(INDENT + line for line in _stacks(info.hang))]
     return found
+
+
+def _turns(turns: JobTurns) -> str:
+    had = (
+        f"{turns.node}: computed {turns.computed_s:.1f} s, moved bytes {turns.moved_s:.1f} s, "
+        f"waited {turns.waited_s:.1f} s for its turn"
+    )
+    if not turns.late:
+        return had
+    return f"{had}; kept a permit too long {number_of(turns.late, 'time')}: others went on"
 
 
 def _stacks(hang: Hang) -> Iterator[str]:

@@ -151,6 +151,14 @@ def configure(
     bytes_per_s: Annotated[
         float, typer.Option(help="Bytes per second of a link (the paper's b).")
     ] = 0,
+    server_s: Annotated[
+        float,
+        typer.Option(help="Seconds that each server costs a worker in each mini-batch."),
+    ] = 0,
+    whole_batches: Annotated[
+        bool,
+        typer.Option(help="A worker's last mini-batch takes as long as a full one (eq. 3.4)."),
+    ] = False,
     machine: Annotated[
         list[str] | None,
         typer.Option(
@@ -184,7 +192,10 @@ def configure(
         different = len({kind for _, kind in kinds}) > 1
         if different and now_workers:
             raise Usage("--now-workers is for machines alike; leave it out")
-        numbers = {"instances": instances, "batch": batch, "model_bytes": model_bytes}
+        numbers: dict[str, Any] = {
+            "instances": instances, "batch": batch, "model_bytes": model_bytes,
+            "server_s": server_s, "whole_batches": whole_batches,
+        }  # fmt: skip
         if different:
             document = _of_different(numbers, kinds, blocks, time_limit_s)
         else:
@@ -196,18 +207,22 @@ def configure(
 
 
 def _of_different(
-    numbers: dict[str, float], kinds: "list[tuple[int, Machine]]", blocks: int, limit_s: float
+    numbers: dict[str, Any], kinds: "list[tuple[int, Machine]]", blocks: int, limit_s: float
 ) -> dict[str, Any]:
     from slackwater.common.domains.models.cost import Training
+    from slackwater.common.domains.models.cost_kinds import KINDS_MAX, kinds_optimum
     from slackwater.common.domains.models.cost_programme import different_optimum
 
     cluster = [kind for count, kind in kinds for _ in range(count)]
+    if len(set(cluster)) <= KINDS_MAX:
+        best = kinds_optimum(Training(**numbers), cluster)
+        return _configuration_document(best, "by-kind", None)
     found = different_optimum(Training(**numbers), cluster, blocks=blocks, time_limit_s=limit_s)
     return _configuration_document(found, "milp", None)
 
 
 def _of_alike(
-    numbers: dict[str, float], kinds: "list[tuple[int, Machine]]", now_workers: int
+    numbers: dict[str, Any], kinds: "list[tuple[int, Machine]]", now_workers: int
 ) -> dict[str, Any]:
     from slackwater.common.domains.models import cost
 

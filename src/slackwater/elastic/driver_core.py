@@ -27,6 +27,7 @@ from slackwater.elastic.driver_effects import (
     Write,
 )
 from slackwater.elastic.driver_places import KnownHost, Place
+from slackwater.elastic.driver_speeds import Speeds, next_host, pays
 from slackwater.elastic.drivers import Driver
 from slackwater.elastic.wire import framefuls
 from slackwater.schemas.base import WORKERS_MAX, Message
@@ -78,6 +79,7 @@ class DriverCore:
         """Orders of one executor that are at its host; more wait here."""
         self._replaying = False
         self._begun = self._holding = False
+        self._speeds = Speeds()
         self.run = ""
         self._placement = 0
         self.ended: Finish | None = None
@@ -224,6 +226,7 @@ class DriverCore:
     def joined(self, rank: int) -> list[DriverAction]:
         """A process of the rank has connected; it may be another one than before."""
         self._hosts[rank] = KnownHost()
+        self._speeds.forget(rank)
         for place in self._places:
             if place.rank == rank:
                 place.asked, place.target = False, None
@@ -262,7 +265,8 @@ class DriverCore:
     def told(self, rank: int, told: Told) -> list[DriverAction]:
         """A batch of the rank's updates was applied."""
         self._batch(rank, told.number, told.completions)
-        return self._effects()
+        self._speeds.heard(rank, len(told.completions), told.computed_s)
+        return self.arrange() if self._speeds.looks(self._loads()) else self._effects()
 
     def _batch(self, rank: int, number: int, completions: tuple[Any, ...]) -> None:
         entry = BatchTold(rank=rank, number=number, completions=completions)
@@ -398,9 +402,9 @@ class DriverCore:
 
     def arrange(self) -> list[DriverAction]:
         """Place executors that are nowhere, and ask for those that are to go elsewhere, so that
-        all hosts have as many, give or take one."""
-        usable = [rank for rank in sorted(self._hosts) if self._may_have(rank)]
-        self._begun = self._begun or len(usable) >= self._expected
+        all hosts end an iteration together (driver_speeds.py)."""
+        loads = self._loads()
+        self._begun = self._begun or len(loads) >= self._expected
         if self.ended is not None or not self._begun:
             return self._effects()
         if self._holding:
@@ -408,20 +412,23 @@ class DriverCore:
                 if self._reachable(place):
                     self._ask_for(executor, None)
             return self._effects()
-        loads = {rank: 0 for rank in usable}
+        task_s = self._speeds.of(loads)
+        for executor, place in enumerate(self._places):
+            if place.rank is None and loads:
+                at = place.parked[0] if place.parked else -1
+                self._place_at(executor, at if at in loads else next_host(loads, task_s), loads)
+        for executor, place in enumerate(self._places):
+            self._move_off(executor, place, loads, task_s)
+        return self._effects()
+
+    def _loads(self) -> dict[int, int]:
+        """Count the executors that are at each host that may have some, or go there."""
+        loads = {rank: 0 for rank in sorted(self._hosts) if self._may_have(rank)}
         for place in self._places:
             where = place.target if place.asked else place.rank
             if where in loads:
                 loads[where] += 1
-        for executor, place in enumerate(self._places):
-            if place.rank is None and usable:
-                parked = place.parked[0] if place.parked else -1
-                self._place_at(
-                    executor, min(usable, key=lambda r: (r != parked, loads[r], r)), loads
-                )
-        for executor, place in enumerate(self._places):
-            self._move_off(executor, place, loads)
-        return self._effects()
+        return loads
 
     def _place_at(self, executor: int, rank: int, loads: dict[int, int]) -> None:
         place = self._places[executor]
@@ -435,16 +442,18 @@ class DriverCore:
         self._placed(entry)
         self._sent_to(executor, parked)
 
-    def _move_off(self, executor: int, place: Place, loads: dict[int, int]) -> None:
+    def _move_off(
+        self, executor: int, place: Place, loads: dict[int, int], task_s: dict[int, float]
+    ) -> None:
         """Ask the executor's host for it where another one should have it."""
         if place.rank is None or place.asked or not self._reachable(place):
             return
-        target = min(loads, key=lambda rank: (loads[rank], rank), default=None)
+        target = next_host(loads, task_s) if loads else None
         must = not self._may_have(place.rank)
         if target is None:
             if not self._hosts[place.rank].leaving:
                 return
-        elif not must and loads[place.rank] - loads[target] < 2:
+        elif not must and not pays(loads, task_s, place.rank, target):
             return
         if target is not None:
             loads[target] += 1

@@ -128,8 +128,17 @@ class Files(Protocol):
 class Context:
     """A task's way to the tables."""
 
-    def __init__(self, cache: TableCache, executor: int, version: int, executors: int) -> None:
-        self._cache = cache
+    def __init__(
+        self,
+        cache: TableCache,
+        executor: int,
+        version: int,
+        executors: int,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._cache, self._now_s = cache, now_s
+        self.read_s = 0.0
+        """Seconds that it has read tables, or waited for them."""
         self.executor = executor
         """The number of the executor that runs the task."""
         self.executors = executors
@@ -140,7 +149,11 @@ class Context:
     def get(self, table: str, rows: Any = None) -> Any:
         """Return a copy of the table, [rows, width] of float32 (int32 of one of counts), or of the
         rows that are named. Raises Rejected."""
-        return self._cache.get(table, rows, self.version)
+        began_s = self._now_s()
+        try:
+            return self._cache.get(table, rows, self.version)
+        finally:
+            self.read_s += self._now_s() - began_s
 
     def update(self, table: str, delta: Any, rows: Any = None) -> None:
         """Add `delta` to the table, or to the rows that are named. Raises Rejected for a wrong
@@ -184,6 +197,7 @@ class Host:
         self._done: list[Completion] = []
         self._done_bytes = 0
         """Bytes of their results."""
+        self._computed_s = 0.0
         self._ran: set[int] = set()
         """Executors that ran since the last batch."""
         self._unnoted: Batch | None = None
@@ -373,11 +387,13 @@ class Host:
         order = self._queue[at]
         del self._queue[at]
         held = self._executors[order.executor]
-        context = Context(self.cache, order.executor, order.version, self._app.executors)
+        executors = self._app.executors
+        context = Context(self.cache, order.executor, order.version, executors, self._now_s)
         self._ran.add(order.executor)
         self._running.append(order.executor)
         if self._permit is not None:
             self._permit.take()
+        began_s = self._now_s()
         try:
             result = ARRAYS.pack(held.executor.run(context, ARRAYS.unpack(order.task)))
             if len(result) > PACKED_BYTES_MAX:
@@ -395,6 +411,7 @@ class Host:
             self._running.pop()
             self._let_others_compute()
         self.cache.complete()
+        self._computed_s += max(0.0, self._now_s() - began_s - context.read_s)
         if not self._done:
             self._oldest_s = self._now_s()
         self._done.append(Completion(order=order.number, result=result))
@@ -429,9 +446,11 @@ class Host:
         self._files.seal(batch)
         self._tables.apply(number, batch.deltas, batch.counts)
         self.cache.sent()
+        computed_s, self._computed_s = self._computed_s, 0.0
         self._done, self._done_bytes, self._ran = [], 0, set()
         self._unnoted = Batch(number, batch.completions, {})
-        self._send(Told(number=number, completions=batch.completions))
+        told = Told(number=number, completions=batch.completions, computed_s=computed_s)
+        self._send(told)
 
     def push_nothing(self) -> None:
         """Number a batch without updates, for which a change of the number of workers waits: once

@@ -150,6 +150,30 @@ def test_factorization_finds_all_but_the_noise(short: Path) -> None:
         assert 0.08 < found["loss"] < 0.11, "the ratings have noise of 0.1"
 
 
+def test_nmf_finds_all_but_the_noise_and_nothing_below_0(short: Path) -> None:
+    """Of entries that it was not shown. scikit-learn's takes those for zeros: five times the error
+    and more."""
+    from sklearn.decomposition import NMF
+
+    sys.path.insert(0, str(EXAMPLES))
+    try:
+        import nmf
+    finally:
+        sys.path.remove(str(EXAMPLES))
+    rows, columns, values = nmf.entries()
+    known = np.arange(len(values)) < len(values) * 9 // 10
+    matrix = np.zeros((nmf.ROWS, nmf.COLUMNS))
+    matrix[rows[known], columns[known]] = np.maximum(0.0, values[known])
+    left = (peer := NMF(nmf.RANK, max_iter=400, random_state=0)).fit_transform(matrix)
+    foretold = (left @ peer.components_)[rows[~known], columns[~known]]
+    peers_error = float(np.sqrt(((values[~known] - foretold) ** 2).mean()))
+    there = result_of(Launched(short, "nmf.py", "--hosts", "2").output())
+    for found in (alone("nmf.py"), there):
+        assert 0.045 < found["loss"] < 0.075, "the entries have noise of 0.05"
+        assert found["least"] == 0.0
+        assert found["loss"] * 5 < peers_error
+
+
 def test_lda_counts_every_token_once_where_hosts_are_killed(short: Path, reuters: str) -> None:
     mine = alone("lda.py", DATA=reuters, SWEEPS="90")
     assert (mine["tokens"], mine["least"]) == (84_010, 0)

@@ -13,6 +13,7 @@ from slackwater.agent.permits import ComputePermit, MovePermit, NodePermits, len
 from slackwater.common.base import limits
 from slackwater.common.bus.relay import frame, greeted, read_frame
 from slackwater.common.native.link import Interface, Link
+from slackwater.schemas.base import NodeId
 from slackwater.schemas.relay import PermitAsk, PermitEnd, PermitGranted, RelayRefused
 from slackwater.services.worker.permit_server import PermitServer
 from slackwater.services.worker.permits import Permits
@@ -186,6 +187,8 @@ async def test_a_holder_that_never_gives_it_back_is_waited_for_no_more(
         await in_thread(one.take)
         await in_thread(other.take)
         assert world.permits.permits.usage["j", "compute"].late == 1
+        (told,) = world.permits.turns(NodeId("w1"))
+        assert (told.job, told.node, told.late) == ("j", "w1", 1)
         one.close()
         other.close()
 

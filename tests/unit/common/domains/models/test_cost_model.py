@@ -20,6 +20,8 @@ from slackwater.common.domains.models.cost import (
     link_matrix,
     pays,
 )
+from slackwater.common.domains.models.cost_fit import Measured, fitted
+from slackwater.common.domains.models.cost_kinds import kinds_optimum
 from slackwater.common.domains.models.cost_programme import different_optimum
 
 EXAMPLE = Training(instances=1e6, batch=1000, model_bytes=0.25e9)
@@ -172,3 +174,133 @@ def test_nonsense_is_refused_by_name() -> None:
         different_optimum(Training(instances=1, batch=0, model_bytes=1), [MACHINE] * 3)
     with pytest.raises(Rejected, match="both roles"):
         even_configuration(EXAMPLE, MACHINE, 4, 4)
+
+
+def two_kinds(rng: Random, machines: int) -> list[Machine]:
+    kinds = [
+        Machine(rng.choice([0.2e-3, 1e-3, 2e-3]), rng.choice([0.5e9, 1e9, 4e9])) for _ in range(2)
+    ]
+    return [rng.choice(kinds) for _ in range(machines)]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_two_kinds_are_no_worse_than_the_programme(seed: int) -> None:
+    rng = Random(seed)
+    cluster = two_kinds(rng, rng.randint(3, 7))
+    training = Training(instances=1e5, batch=1000, model_bytes=rng.uniform(0.05e9, 1e9))
+    ours = kinds_optimum(training, cluster)
+    programme = different_optimum(training, cluster, blocks=40)
+    assert ours.epoch_s <= programme.epoch_s * (1 + 1e-9)
+    assert sum(ours.instances) == pytest.approx(training.instances)
+    assert sum(ours.model_bytes) == pytest.approx(training.model_bytes)
+    assert ours.epoch_s == pytest.approx(
+        epoch_s(training, cluster, ours.workers, ours.instances, ours.model_bytes)
+    )
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_two_kinds_are_as_good_as_any_role_and_share(seed: int) -> None:
+    """Brute force over blocks of data: never better, and near where there are many blocks."""
+    rng = Random(100 + seed)
+    cluster = two_kinds(rng, 3)
+    training = Training(instances=1e5, batch=1000, model_bytes=rng.uniform(0.1e9, 1e9))
+    ours_s, brute_s = kinds_optimum(training, cluster).epoch_s, brute_force_s(training, cluster, 24)
+    assert brute_s * 0.9 <= ours_s <= brute_s * (1 + 1e-9)
+
+
+def papers_machines(x: float, faster: float) -> tuple[Training, list[Machine]]:
+    """NMF on 28 machines and 4 with four times the bandwidth (Lee 2020, section 3.4.5)."""
+    slow, fast = Machine(6e-4, 1.25e9 / 8), Machine(6e-4 / faster, 5e9 / 8)
+    model_bytes = x * slow.bytes_per_s * 1e4 * slow.instance_s
+    return Training(instances=1.9e6, batch=1e4, model_bytes=model_bytes), [slow] * 28 + [fast] * 4
+
+
+def test_15_and_4_machines_that_work_are_better_than_the_programmes_16_and_4() -> None:
+    found = kinds_optimum(*papers_machines(0.303, 2.4))
+    assert (sum(found.workers[:28]), sum(found.workers[28:])) == (15, 4)
+    assert found.epoch_s == pytest.approx(75.748, abs=1e-3)
+
+
+def test_machines_of_one_kind_are_as_by_the_closed_form() -> None:
+    for x in (0.02, 0.25, 2.0):
+        alike = kinds_optimum(with_ratio(x), [MACHINE] * 32)
+        assert alike.epoch_s == pytest.approx(even_optimum(with_ratio(x), MACHINE, 32).epoch_s)
+
+
+def test_more_kinds_and_whole_batches_are_refused() -> None:
+    three = [Machine(1e-3 * n, 1e9) for n in (1, 2, 3)]
+    with pytest.raises(Rejected, match="3 kinds"):
+        kinds_optimum(EXAMPLE, three)
+    whole = Training(instances=1e6, batch=1000, model_bytes=1e8, whole_batches=True)
+    with pytest.raises(Rejected, match="whole_batches"):
+        kinds_optimum(whole, [MACHINE] * 4)
+    with pytest.raises(Rejected, match="two kinds"):
+        different_optimum(whole, three)
+    with pytest.raises(Rejected, match="server_s"):
+        even_optimum(Training(instances=1, batch=1, model_bytes=1, server_s=-1.0), MACHINE, 4)
+
+
+def test_a_last_mini_batch_takes_as_long_as_a_full_one() -> None:
+    """Eq. 3.4: 1,000 instances of 3 workers are 4 mini-batches of 100 for each, not 3.3."""
+    whole = Training(instances=1000, batch=100, model_bytes=1e9, whole_batches=True)
+    part = Training(instances=1000, batch=100, model_bytes=1e9)
+    assert even_epoch_s(whole, MACHINE, 6, 3) == pytest.approx(1000 / 3 * 1e-3 + 4 * 1.0)
+    assert even_epoch_s(part, MACHINE, 6, 3) == pytest.approx(1000 / 3 * 1e-3 + 1000 / 300)
+    even = Training(instances=1200, batch=100, model_bytes=1e9, whole_batches=True)
+    assert even_epoch_s(even, MACHINE, 6, 3) == pytest.approx(0.4 + 4 * 1.0)
+    assert even.batches(0.1 * 3 * 1000) == 3  # 300.00000000000006 instances.
+
+
+@settings(max_examples=50)
+@given(
+    x=st.floats(1e-2, 10), server_s=st.floats(0, 0.5), machines=st.integers(2, 60),
+    whole=st.booleans(),
+)  # fmt: skip
+def test_with_a_cost_of_servers_the_best_of_all_is_found(
+    x: float, server_s: float, machines: int, whole: bool
+) -> None:
+    training = Training(
+        instances=1e6, batch=1000, model_bytes=x * 1e9, server_s=server_s, whole_batches=whole
+    )
+    found = even_optimum(training, MACHINE, machines)
+    assert found.epoch_s == min(
+        even_epoch_s(training, MACHINE, machines, w) for w in range(1, machines)
+    )
+    assert found.epoch_s == pytest.approx(
+        epoch_s(training, [MACHINE] * machines, found.workers, found.instances, found.model_bytes)
+    )
+
+
+MODEL_BYTES = 0.25e9
+
+
+def as_measured(workers: int, servers: int, server_s: float = 0.0, noise: float = 1.0) -> Measured:
+    transfer_s = max(1.0, workers / servers) * MODEL_BYTES / 1e9 + server_s * servers
+    return Measured(workers, servers, 1000.0, 1.0, transfer_s * noise)
+
+
+def test_parameters_are_fitted_to_what_was_measured() -> None:
+    seen = [as_measured(w, 32 - w, 0.01) for w in (18, 23, 27)]
+    fit = fitted(MODEL_BYTES, seen)
+    assert fit.machine.instance_s == pytest.approx(1e-3)
+    assert fit.machine.bytes_per_s == pytest.approx(1e9)
+    assert fit.server_s == pytest.approx(0.01)
+    assert fit.worst < 1e-9
+    alone = fitted(MODEL_BYTES, seen[:1])
+    assert alone.server_s == 0.0
+    assert alone.worst < 1e-9
+
+
+@given(st.lists(st.tuples(st.integers(1, 31), st.floats(0.8, 1.25)), min_size=1, max_size=8))
+def test_a_fit_is_finite_and_from_0_on_whatever_was_measured(seen: list[tuple[int, float]]) -> None:
+    fit = fitted(MODEL_BYTES, [as_measured(w, 32 - w, noise=noise) for w, noise in seen])
+    assert fit.machine.bytes_per_s > 0.0
+    assert fit.server_s >= 0.0
+    assert fit.worst < 0.6
+
+
+def test_measurements_without_time_are_refused() -> None:
+    with pytest.raises(Rejected, match="at least one"):
+        fitted(1.0, [])
+    with pytest.raises(Rejected, match="took some time"):
+        fitted(1.0, [Measured(1, 1, 10.0, 1.0, 0.0)])
