@@ -69,6 +69,8 @@ class WorkerConfig(ServiceConfig, kw_only=True, frozen=True):
     """Processes of jobs that take turns (`submit --by-turns`) which may compute at once. One of
     them is to use all cores that the node has for them; where one uses a single core, give as many
     as cores."""
+    moving: Annotated[int, msgspec.Meta(ge=1, le=NODE_SLOTS_MAX)] = 1
+    """Processes of such jobs that may move bytes at once, at full speed."""
     network_interface: str = ""
     """The interface to other machines, by which jobs that take turns move bytes; empty: that of
     `address`."""

@@ -30,7 +30,8 @@ def permit_server(config: WorkerConfig) -> "PermitServer":
     """Make it for a node. Raises ConfigRejected: there is no such interface."""
     here = (f"{config.address or socket.gethostname()}:0",)
     link = link_of(config.network_interface, config.network_bytes_s, here)
-    return PermitServer(Permits(config.computing, secondary=link is not None), link)
+    permits = Permits(config.computing, config.moving, secondary=link is not None)
+    return PermitServer(permits, link)
 
 
 class PermitServer:

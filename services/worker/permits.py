@@ -107,13 +107,13 @@ class _Queue:
 
 
 class Permits:
-    """`computing`: processes that may compute at once; `secondary`: another one may move bytes
-    beside the primary one."""
+    """`computing`, `moving`: processes that may compute, and move bytes, at once; `secondary`:
+    another one may move bytes beside these."""
 
-    def __init__(self, computing: int = 1, *, secondary: bool = False) -> None:
+    def __init__(self, computing: int = 1, moving: int = 1, *, secondary: bool = False) -> None:
         self._queues: dict[PermitKind, _Queue] = {
             "compute": _Queue(computing, 0),
-            "move": _Queue(1, int(secondary)),
+            "move": _Queue(moving, int(secondary)),
         }
         self._lanes: dict[int, _Lane] = {}
         self.usage: dict[tuple[str, PermitKind], Usage] = {}

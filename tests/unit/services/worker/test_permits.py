@@ -136,13 +136,13 @@ STEPS = st.lists(
 )
 
 
-@given(STEPS, st.integers(1, 2), st.booleans())
+@given(STEPS, st.integers(1, 2), st.integers(1, 3), st.booleans())
 def test_no_permit_idles_while_somebody_waits_and_none_is_given_twice(
-    steps: list[tuple[str, int, float]], computing: int, secondary: bool
+    steps: list[tuple[str, int, float]], computing: int, moving: int, secondary: bool
 ) -> None:
     """A slow reference: the lanes that wait, in their order, and those that hold."""
-    permits = Permits(computing, secondary=secondary)
-    most = {"compute": (computing, 0), "move": (1, int(secondary))}
+    permits = Permits(computing, moving, secondary=secondary)
+    most = {"compute": (computing, 0), "move": (moving, int(secondary))}
     kind_of: dict[int, str] = {}
     waiting: dict[str, list[int]] = {"compute": [], "move": []}
     holding: dict[int, bool] = {}

@@ -1,0 +1,459 @@
+"""Jobs that share two machines by turns, beside the same without an order, and one after another.
+
+Two elastic programs and an unadapted DistributedDataParallel job have a process on each of two
+machines, and their parameters in an aggregator on a third. Every machine is a network namespace of
+its own on one bridge; the two send through shaped links, and what runs on each of them has one core
+of this machine, so that processes and transfers really are in each other's way. Jobs compute, and
+move what they computed, for about as long; all train for a set number of iterations.
+
+*By turns*: all at once (Lee 2020, section 4.3.1). *Without an order*: the same, on nodes that give
+permits to whoever asks. *One after another*: each alone. Compared is the time until all have ended.
+Eq. 4.1 says how long an iteration of the group takes, out of the seconds that each job, alone,
+holds the permits of the slower machine.
+
+    python benchmarks/turns.py [--rate-mbit 200] [--iterations 40] [--rounds 2] [--json FILE]
+        [--picture FILE] [--logs FOLDER]
+"""
+
+import argparse
+import asyncio
+import contextlib
+import os
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+from figures import Figure, Row, Skipped, show, spread, write_json
+from interference import forward, lent
+from namespaces import Machine, in_a_namespace, machines
+
+from slackwater.common.base import codec
+from slackwater.common.base.errors import Rejected
+from slackwater.common.bus.base import Delivery
+from slackwater.common.domains.models.group import Subtasks, group_iteration_s
+from slackwater.common.embedded import Supervisor, UnitSpec
+from slackwater.common.native import blas_threads
+from slackwater.common.shell.client import Client, connect
+from slackwater.common.shell.config import write_config
+from slackwater.schemas.jobs import JobSpec
+from slackwater.schemas.telemetry import IterationsObserved
+
+NODES = ("w1", "w2")
+HOST = "host"
+GIVE_UP_S = 300.0
+SAMPLE_S = 0.25
+GAIN_GOAL = 1.15
+MODEL_GOAL = 1.05
+ELASTIC = """
+import sys
+import numpy as np
+from slackwater import elastic
+from slackwater.elastic import Bsp, Table
+
+rows, loops, iterations = map(int, sys.argv[1:])
+a = np.random.default_rng(1).random((160, 160), np.float32)
+
+
+class Shared(elastic.App):
+    executors = 4
+    tables = {"w": Table(rows, 1000)}
+    driver = Bsp(iterations)
+
+    class Executor(elastic.Executor):
+        def run(self, ctx, task):
+            values = ctx.get("w")
+            for _ in range(loops):
+                a @ a
+            ctx.update("w", np.full(values.shape, 1e-3, np.float32))
+            return float(values[0, 0])
+
+
+elastic.launch(Shared())
+"""
+DDP = """
+import os, sys
+import torch
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+
+width, batch, iterations = map(int, sys.argv[1:])
+torch.set_num_threads(1)
+distributed.init_process_group("gloo")
+torch.manual_seed(0)
+model = DistributedDataParallel(nn.Sequential(nn.Linear(width, width), nn.ReLU(),
+                                              nn.Linear(width, 10)))
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+x, y = torch.randn(batch, width), torch.randint(0, 10, (batch,))
+for iteration in range(iterations):
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+print("loss", float(loss))
+distributed.destroy_process_group()
+"""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A job: its program and what that is given; `{iterations}` stands for their number."""
+
+    name: str
+    program: str
+    arguments: tuple[str, ...]
+    consistency: str
+
+
+KINDS = (
+    Kind("factors", ELASTIC, ("1000", "1500", "{iterations}"), "asynchronous"),
+    Kind("topics", ELASTIC, ("700", "2200", "{iterations}"), "asynchronous"),
+    Kind("network", DDP, ("900", "4000", "{iterations}"), "synchronous"),
+)
+
+
+@dataclass
+class Sample:
+    """What both machines used, at one instant: parts of a core, and of a link."""
+
+    at_s: float
+    cpu: float
+    link: float
+
+
+@dataclass
+class Outcome:
+    """One way of running the jobs."""
+
+    took_s: float = 0.0
+    each_s: dict[str, float] = field(default_factory=dict)
+    """Job -> seconds from its submission to its end."""
+    iteration_s: dict[str, float] = field(default_factory=dict)
+    subtasks: dict[str, Subtasks] = field(default_factory=dict)
+    """Of the slower machine."""
+    samples: list[Sample] = field(default_factory=list)
+
+    @property
+    def used(self) -> tuple[float, float]:
+        """Means of both resources while the jobs ran."""
+        cpu = statistics.fmean(each.cpu for each in self.samples)
+        return cpu, statistics.fmean(each.link for each in self.samples)
+
+
+class Sampler:
+    """Looks at the two cores and links, in a thread of its own."""
+
+    def __init__(self, rate_mbit: int) -> None:
+        self._bytes_s = rate_mbit * 125_000
+        self._end = threading.Event()
+        self.samples: list[Sample] = []
+
+    def _look(self) -> None:
+        begun_s = before_s = time.monotonic()
+        carried, _ = self._carried(), psutil.cpu_percent(percpu=True)
+        while not self._end.wait(SAMPLE_S):
+            now_s, now = time.monotonic(), self._carried()
+            cpu = psutil.cpu_percent(percpu=True)[: len(NODES)]
+            moved = (now - carried) / (now_s - before_s) / len(NODES) / self._bytes_s
+            self.samples.append(Sample(now_s - begun_s, statistics.fmean(cpu) / 100.0, moved))
+            carried, before_s = now, now_s
+
+    @staticmethod
+    def _carried() -> int:
+        """Return the bytes that have left both machines, as their bridge sees them."""
+        counters = psutil.net_io_counters(pernic=True, nowrap=False)
+        return sum(counters[name].bytes_recv for name in NODES)
+
+    @contextlib.contextmanager
+    def sampling(self) -> Iterator[list[Sample]]:
+        thread = threading.Thread(target=self._look, daemon=True)
+        thread.start()
+        try:
+            yield self.samples
+        finally:
+            self._end.set()
+            thread.join()
+
+
+class Stack:
+    """A cluster on emulated machines."""
+
+    def __init__(self, client: Client, folder: Path, options: argparse.Namespace) -> None:
+        self.client, self.folder, self.options = client, folder, options
+        self.number = 0
+        self.observed: dict[str, dict[int, list[IterationsObserved]]] = {}
+
+    async def watch(self) -> None:
+        async def take(delivery: Delivery) -> None:
+            with contextlib.suppress(Rejected):  # Telemetry of another kind.
+                said = codec.decode(delivery.payload, IterationsObserved)
+                self.observed.setdefault(said.job, {}).setdefault(said.rank, []).append(said)
+
+        await self.client.bus.subscribe("sw.v1.tel.job.*.iterations", take)
+
+    def spec(self, kind: Kind) -> JobSpec:
+        self.number += 1
+        path = self.folder / f"{kind.name}.py"
+        path.write_text(kind.program)
+        given = (each.format(iterations=self.options.iterations) for each in kind.arguments)
+        return JobSpec(
+            id=f"{kind.name}-{self.number}", workers=len(NODES), by_turns=True,
+            program=(sys.executable, str(path), *given), iterations=self.options.iterations,
+            consistency=kind.consistency, fractional_share=True,  # type: ignore[arg-type]
+            env=blas_threads.one_each({}), checkpoint=str(self.folder / f"{self.number}"),
+        )  # fmt: skip
+
+    async def run(self, kinds: Sequence[Kind]) -> Outcome:
+        """Run them at once."""
+        found = Outcome()
+        specs = {kind.name: self.spec(kind) for kind in kinds}
+        with Sampler(self.options.rate_mbit).sampling() as found.samples:
+            begun_s = time.monotonic()
+            for spec in specs.values():
+                await self.client.submit(spec)
+            living = dict(specs)
+            while living:
+                await asyncio.sleep(0.1)
+                for name, spec in tuple(living.items()):
+                    record = await self.client.job(spec.id)
+                    if record.state in ("failed", "cancelled"):
+                        raise RuntimeError(f"{spec.id} {record.state}: {record.reason}")
+                    if record.state == "done":
+                        found.each_s[name] = time.monotonic() - begun_s
+                        del living[name]
+                if time.monotonic() - begun_s > GIVE_UP_S:
+                    raise RuntimeError(f"{sorted(living)} did not end within {GIVE_UP_S:g} s")
+            found.took_s = time.monotonic() - begun_s
+        await asyncio.sleep(1.5)  # For the last reports.
+        for name, spec in specs.items():
+            self._read(found, name, self.observed.get(spec.id, {}))
+        return found
+
+    def _read(self, found: Outcome, name: str, said: dict[int, list[IterationsObserved]]) -> None:
+        iterations = self.options.iterations
+        times = [
+            (
+                sum(each.subtasks.compute_s for each in reports) / iterations,
+                sum(each.subtasks.move_s for each in reports) / iterations,
+            )
+            for reports in said.values()
+        ]
+        if times:
+            cpu_s, move_s = max(times, key=sum)
+            found.subtasks[name] = Subtasks(max(cpu_s, 1e-6), max(move_s, 1e-6), len(NODES))
+        found.iteration_s[name] = found.each_s[name] / iterations
+
+
+def units(
+    supervisor: Supervisor, hosts: dict[str, Machine], rate_mbit: int, permits: int
+) -> list[UnitSpec]:
+    token = os.urandom(16).hex()
+    wanted: list[tuple[str, str, dict[str, Any], str]] = [
+        ("master", "m1", {"aggregators_max": 1}, ""),
+        ("profiler", "p1", {}, ""),
+        ("controller", "c1", {"retry_s": 60.0}, ""),
+        ("aggregator", "a1", {"tcp_address": f"{hosts[HOST].address}:4700", "transport": "tcp",
+                              "cluster_token": token, "cpu_share": 1.0, "node": HOST}, HOST),
+    ]  # fmt: skip
+    for name in NODES:
+        fields = {
+            "node": name, "address": hosts[name].address, "slots": len(KINDS), "gpus": 0,
+            "warm": "off", "traffic": "off", "network_interface": "nic",
+            "network_bytes_s": rate_mbit * 125_000, "environment": ("GLOO_SOCKET_IFNAME",),
+            "computing": permits, "moving": permits,
+        }  # fmt: skip
+        wanted.append(("worker", name, fields, name))
+    specs = []
+    for service, id, fields, at in wanted:
+        state_dir = supervisor.state_dir / f"{service}-{id}"
+        state_dir.mkdir(parents=True)
+        config = supervisor.run_dir / f"{service}-{id}.toml"
+        url = lent(supervisor.url) if at else supervisor.url
+        write_config(config, {"id": id, "url": url, "state_dir": str(state_dir)} | fields)
+        command: tuple[str, ...] = (
+            sys.executable, "-m", f"slackwater.services.{service}", "--config", str(config),
+        )  # fmt: skip
+        if at in NODES:
+            command = ("/usr/bin/taskset", "-c", str(NODES.index(at)), *command)
+        if at:
+            command = hosts[at].command(*command)
+        environment = blas_threads.one_each(os.environ) | {"GLOO_SOCKET_IFNAME": "nic"}
+        specs.append(UnitSpec(name=f"{service}-{id}", command=command, environment=environment))
+    return specs
+
+
+@contextlib.asynccontextmanager
+async def cluster(
+    options: argparse.Namespace, hosts: dict[str, Machine], folder: Path, permits: int
+) -> AsyncIterator[Stack]:
+    """`permits`: of each kind, on each node."""
+    supervisor = Supervisor(log_dir=options.logs)
+    try:
+        url = await supervisor.start_nats()
+        forwarder = await forward(url)
+        async with connect(url, "benchmark") as client:
+            await supervisor.start_units(units(supervisor, hosts, options.rate_mbit, permits))
+            stack = Stack(client, folder, options)
+            await stack.watch()
+            yield stack
+        forwarder.close()
+        await forwarder.wait_closed()
+    finally:
+        await supervisor.stop()
+
+
+async def run(options: argparse.Namespace, hosts: dict[str, Machine]) -> list[Row]:
+    kinds = [each for each in KINDS if each.program is not DDP or _has_torch()]
+    turns: list[Outcome] = []
+    together: list[Outcome] = []
+    alone: list[dict[str, Outcome]] = []
+    with tempfile.TemporaryDirectory(prefix="sw-turns-") as made:
+        for number in range(options.rounds):
+            folder = Path(made) / str(number)
+            folder.mkdir()
+            async with cluster(options, hosts, folder, 1) as stack:
+                alone.append({kind.name: await stack.run([kind]) for kind in kinds})
+                turns.append(await stack.run(kinds))
+            async with cluster(options, hosts, folder, 64) as stack:
+                stack.number = 100
+                together.append(await stack.run(kinds))
+            report(alone[-1], turns[-1], together[-1])
+    if options.picture is not None:
+        draw(options.picture, alone[-1], turns[-1], together[-1])
+    rows: list[Row] = [] if len(kinds) == len(KINDS) else [
+        Skipped("a DistributedDataParallel job", "torch is not here")
+    ]  # fmt: skip
+    return [*rows, *judged(alone, turns, together)]
+
+
+def judged(
+    alone: list[dict[str, Outcome]], turns: list[Outcome], together: list[Outcome]
+) -> list[Row]:
+    apart_s = [sum(each.took_s for each in round_.values()) for round_ in alone]
+    ours_s = [each.took_s for each in turns]
+    foretold_s = [foretold(round_) for round_ in alone]
+    group_s = [max(each.iteration_s.values()) for each in turns]
+    apart = one_after_another(alone[-1])
+    return [
+        Figure(
+            "three jobs on two machines by turns: until all have ended",
+            statistics.median(ours_s), statistics.median(t.took_s for t in together), "s",
+            "without an order", goal=1.0 / GAIN_GOAL, lower_is_better=True,
+            spread=spread(ours_s),
+            ratios=tuple(a / b.took_s for a, b in zip(ours_s, together, strict=True)),
+        ),
+        Figure(
+            "the same", statistics.median(ours_s), statistics.median(apart_s), "s",
+            "one after another", lower_is_better=True,
+            ratios=tuple(a / b for a, b in zip(ours_s, apart_s, strict=True)),
+        ),
+        Figure(
+            "an iteration of the group", statistics.median(group_s),
+            statistics.median(foretold_s), "s", "eq. 4.1", goal=MODEL_GOAL, lower_is_better=True,
+            ratios=tuple(a / b for a, b in zip(group_s, foretold_s, strict=True)),
+        ),
+        *(
+            Figure(f"{what} in use by turns", 100 * turns[-1].used[at], 100 * apart[at], "%",
+                   "one after another")
+            for at, what in enumerate(("processors", "links"))
+        ),
+    ]  # fmt: skip
+
+
+def one_after_another(alone: dict[str, Outcome]) -> tuple[float, float]:
+    return Outcome(samples=[s for each in alone.values() for s in each.samples]).used
+
+
+def foretold(alone: dict[str, Outcome]) -> float:
+    jobs = [each.subtasks[name] for name, each in alone.items()]
+    return group_iteration_s(jobs, len(NODES))
+
+
+def report(alone: dict[str, Outcome], turns: Outcome, together: Outcome) -> None:
+    for name, each in alone.items():
+        job = each.subtasks[name]
+        print(
+            f"{name}: alone {each.took_s:.1f} s, an iteration {1e3 * each.iteration_s[name]:.0f} "
+            f"ms: computes {1e3 * job.cpu_s:.0f} ms, moves {1e3 * job.network_s:.0f} ms",
+            flush=True,
+        )
+    for what, each in (("by turns", turns), ("without an order", together)):
+        cpu, link = each.used
+        ended = ", ".join(f"{name} {s:.1f} s" for name, s in each.each_s.items())
+        print(f"{what}: {ended}; processors {cpu:.0%}, links {link:.0%}", flush=True)
+
+
+def draw(path: Path, alone: dict[str, Outcome], turns: Outcome, together: Outcome) -> None:
+    """Both resources over time, a panel for each way."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    apart, offset_s = list[Sample](), 0.0
+    for each in alone.values():
+        apart += [Sample(s.at_s + offset_s, s.cpu, s.link) for s in each.samples]
+        offset_s += each.took_s
+    panels = (
+        ("by turns", turns.samples), ("all at once, without an order", together.samples),
+        ("one after another", apart),
+    )  # fmt: skip
+    longest_s = max(samples[-1].at_s for _, samples in panels)
+    figure, axes = pyplot.subplots(len(panels), 1, figsize=(9, 7), sharex=True, sharey=True)
+    for axis, (name, samples) in zip(axes, panels, strict=True):
+        for label, values in (
+            ("processors", [s.cpu for s in samples]), ("links", [s.link for s in samples]),
+        ):  # fmt: skip
+            smooth = [statistics.fmean(values[max(0, i - 3) : i + 4]) for i in range(len(values))]
+            axis.plot([s.at_s for s in samples], [100 * v for v in smooth], label=label)
+        axis.set_title(f"{name}: {samples[-1].at_s:.0f} s", loc="left", fontsize=10)
+        axis.set_ylim(0, 105)
+        axis.set_xlim(0, longest_s)
+        axis.set_ylabel("% in use")
+    axes[0].legend(loc="upper right")
+    axes[-1].set_xlabel("seconds")
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+
+
+def _has_torch() -> bool:
+    with contextlib.suppress(ImportError):
+        import torch  # noqa: F401
+
+        return True
+    return False
+
+
+def inside(options: argparse.Namespace) -> None:
+    with ExitStack() as held:
+        hosts = held.enter_context(machines(options.rate_mbit, HOST, *NODES))
+        wide = f"htb rate {20 * options.rate_mbit}mbit ceil {20 * options.rate_mbit}mbit"
+        for parent, which in (("1:", "1:1"), ("1:1", "1:10")):
+            hosts[HOST].tc(f"class change dev nic parent {parent} classid {which} {wide}")
+        rows = asyncio.run(run(options, hosts))
+    show(f"links of {options.rate_mbit} Mbit/s, load {os.getloadavg()[0]:.1f}", rows)
+    if options.json is not None:
+        write_json(options.json, "python benchmarks/turns.py", rows)
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rate-mbit", type=int, default=200)
+    parser.add_argument("--iterations", type=int, default=40)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--picture", type=Path)
+    parser.add_argument("--logs", type=Path, help="where the services' logs are kept")
+    options = parser.parse_args(arguments)
+    return in_a_namespace(arguments, lambda: inside(options))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

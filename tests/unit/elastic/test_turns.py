@@ -1,0 +1,123 @@
+"""An elastic host whose job takes turns computes with a permit alone, and waits without one; and it
+says how long its tasks computed."""
+
+from random import Random
+from typing import Any, cast
+
+from tests.sim.elastic import Disk, Kills, MemoryFiles
+from tests.unit.elastic.test_waiting_tasks import EXECUTORS, Hosted, Reading
+
+from slackwater.agent.permits import ComputePermit, leave, lent, node_permits, on_boundary
+from slackwater.elastic import Executor as Base
+from slackwater.elastic.host import Host
+from slackwater.schemas.elastic import HostWelcome, Noted, TakeExecutor, Told
+from slackwater.schemas.jobs import BY_TURNS_VARIABLE
+
+
+class Permit:
+    """A permit that is had at once."""
+
+    between_waits = False
+
+    def __init__(self) -> None:
+        self.held, self.taken, self.since_s, self.now_s = False, 0, 0.0, 0.0
+
+    def take(self) -> None:
+        if not self.held:
+            self.held, self.since_s = True, self.now_s
+            self.taken += 1
+
+    def give_back(self) -> None:
+        self.held = False
+
+    @property
+    def held_s(self) -> float:
+        return self.now_s - self.since_s if self.held else 0.0
+
+
+class Computing(Reading):
+    """Tasks that compute for a second, of a clock of their own."""
+
+    permit: Permit
+    seconds = 1.0
+
+    class Executor(Base):
+        app: "Computing"
+
+        def run(self, ctx: Any, task: Any) -> Any:
+            permit = self.app.permit
+            assert permit.held
+            permit.now_s += self.app.seconds
+            ctx.get("w")
+            assert permit.held
+            ctx.update("w", [[1.0]], rows=[self.number])
+
+
+class ByTurns(Hosted):
+    def __init__(self, looks: int, seconds: float = 1.0) -> None:
+        app = Computing()
+        app.seconds, self.permit = seconds, Permit()
+        app.permit = self.permit
+        super().__init__(looks, app)
+        tables = self.tables
+        meanwhile = "meanwhile"
+
+        def waiting(is_there: Any) -> None:
+            """Lend the permit while the read waits, as TableAgent does."""
+            self.permit.give_back()
+            getattr(self, meanwhile)(is_there)
+            self.permit.take()
+
+        self.host = Host(
+            app, tables, lambda run: MemoryFiles(Disk(), Kills(Random(0), 0.0)),
+            lambda message, payload: self.sent.append(message),
+            now_s=lambda: self.permit.now_s, permit=cast(ComputePermit, self.permit),
+        )  # fmt: skip
+        self.meanwhile, tables.meanwhile = tables.meanwhile, waiting
+        self.host.heard(HostWelcome(run="r"))
+        for number in range(EXECUTORS):
+            self.host.heard(TakeExecutor(executor=number, move=1, has_state=False))
+
+
+def test_long_tasks_let_others_compute_between_them() -> None:
+    hosted = ByTurns(1)
+    hosted.order(0, 1, 2)
+    for turn in range(1, 4):
+        hosted.host.step()
+        assert not hosted.permit.held
+        assert hosted.permit.taken >= turn
+
+
+def test_short_tasks_follow_one_another_under_one_permit() -> None:
+    hosted = ByTurns(1, seconds=0.004)
+    hosted.tables.meanwhile = lambda is_there: None
+    hosted.order(0, 1, 2, 3)
+    hosted.host.step()
+    assert hosted.permit.held
+    for _ in range(3):
+        hosted.host.step()
+    assert not hosted.permit.held  # Nothing more is to be computed.
+    assert hosted.permit.taken == 1
+
+
+def test_an_idle_host_holds_nothing_and_says_how_long_its_tasks_computed() -> None:
+    hosted = ByTurns(1)
+    hosted.order(0, 1)
+    for _ in range(4):
+        hosted.host.step()
+    told = [each for each in hosted.sent if isinstance(each, Told)]
+    assert sum(each.computed_s for each in told) == 2.0
+    assert sum(len(each.completions) for each in told) == 2
+    assert not hosted.permit.held
+    hosted.host.heard(Noted(number=told[-1].number))
+    hosted.order(3, task=1)
+    hosted.host.step()
+    assert [e.computed_s for e in hosted.sent if isinstance(e, Told)][-1] == 1.0
+
+
+def test_without_turns_nothing_is_lent_or_left() -> None:
+    assert node_permits({}) is None
+    assert node_permits({BY_TURNS_VARIABLE: "1"}) is None  # No worker service started this.
+    with lent(None):
+        on_boundary(None)
+    leave(None)
