@@ -126,8 +126,8 @@ TURNS_MAX: Final = 64
 """Jobs that take turns on one node, and are told of."""
 
 
-class JobTurns(Record, kw_only=True, frozen=True):
-    """What the processes of one job that takes turns have had of their node's permits."""
+class PermitUse(Record, kw_only=True, frozen=True):
+    """Seconds that the processes of one job that takes turns have had of their node's permits."""
 
     job: JobId
     node: NodeId
@@ -157,7 +157,7 @@ class WorkerHeartbeat(Heartbeat, kw_only=True, frozen=True, tag="worker.heartbea
     """The rack that the machine stands in; empty: it does not say."""
     cordoned: bool = False
     """It takes no more jobs: an operator is about to take the machine away."""
-    turns: Annotated[tuple[JobTurns, ...], msgspec.Meta(max_length=TURNS_MAX)] = ()
+    turns: Annotated[tuple[PermitUse, ...], msgspec.Meta(max_length=TURNS_MAX)] = ()
     """By job that takes turns here and has asked for permits."""
 
 

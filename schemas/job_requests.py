@@ -22,7 +22,7 @@ from slackwater.schemas.base import (
     Workers,
     cut_texts,
 )
-from slackwater.schemas.cluster import JobTurns
+from slackwater.schemas.cluster import PermitUse
 from slackwater.schemas.hangs import Hang
 from slackwater.schemas.job_states import JobState
 from slackwater.schemas.jobs import JobRecord, JobSpec
@@ -247,8 +247,8 @@ class JobInfo(Message, kw_only=True, frozen=True, tag="job.info"):
     history: Annotated[tuple[TuningPoint, ...], msgspec.Meta(max_length=1024)] = ()
     """How it was tuned over time, by its reports of goodput to this master: thinned as they grow
     many."""
-    turns: Annotated[tuple[JobTurns, ...], msgspec.Meta(max_length=WORKERS_MAX)] = ()
-    """What it has had of its nodes' permits, of a job that takes turns."""
+    turns: Annotated[tuple[PermitUse, ...], msgspec.Meta(max_length=WORKERS_MAX)] = ()
+    """Its use of its nodes' permits, of a job that takes turns."""
 
 
 class JobList(Message, kw_only=True, frozen=True, tag="job.list-reply"):

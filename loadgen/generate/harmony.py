@@ -42,7 +42,7 @@ SIZES_GB: dict[str, tuple[float, float]] = {
     "netflix64x": (45.6, 1.0), "netflix128x": (91.2, 5.0), "pubmed": (4.3, 2.1),
     "nytimes": (0.6, 1.1), "synthetic78": (78.4, 12.0), "synthetic155": (155.0, 24.0),
 }  # fmt: skip
-"""Of the input and of the model (table 4.1)."""
+"""Sizes of the input and of the model (table 4.1)."""
 
 
 def workload(

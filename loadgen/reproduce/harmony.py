@@ -145,7 +145,7 @@ def comparison(runs: Runs) -> list[Row]:
 
 
 def use_rows(runs: Runs) -> list[Row]:
-    """What is in use, sections 4.4.3 and 4.4.5."""
+    """The use of both resources, sections 4.4.3 and 4.4.5."""
     ours, alone = runs.cells("harmony"), runs.cells("isolated")
     cpu, network = fmean(c.cpu for c in ours), fmean(c.network for c in ours)
     both = (cpu + network) / (fmean(c.cpu for c in alone) + fmean(c.network for c in alone))

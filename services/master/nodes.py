@@ -13,7 +13,7 @@ from typing import Final, Literal, assert_never
 from slackwater.common.base.limits import HEARTBEAT_S, WORKER_NODES_MAX
 from slackwater.common.base.words import number_of
 from slackwater.schemas.base import JobId, NodeId
-from slackwater.schemas.cluster import JobTurns, WorkerHeartbeat
+from slackwater.schemas.cluster import PermitUse, WorkerHeartbeat
 from slackwater.schemas.gpus import Gpu, NodeGpuIds
 from slackwater.schemas.jobs import JobRecord
 from slackwater.services.master.gangs import asked
@@ -252,7 +252,7 @@ class Nodes:
             for id, node in sorted(self._nodes.items())
         )
 
-    def turns_of(self, job: JobId) -> tuple[JobTurns, ...]:
+    def turns_of(self, job: JobId) -> tuple[PermitUse, ...]:
         """Return what the job has had of its nodes' permits, as they told last."""
         told = (node.heartbeat.turns for _, node in sorted(self._nodes.items()))
         return tuple(each for turns in told for each in turns if each.job == job)

@@ -16,7 +16,7 @@ from slackwater.common.base.errors import DecodeRejected
 from slackwater.common.bus.relay import frame
 from slackwater.common.native.link import Link, link_of
 from slackwater.schemas.base import JobId, NodeId
-from slackwater.schemas.cluster import TURNS_MAX, JobTurns
+from slackwater.schemas.cluster import TURNS_MAX, PermitUse
 from slackwater.schemas.relay import PermitAsk, PermitEnd, PermitGranted
 from slackwater.services.worker.config import WorkerConfig
 from slackwater.services.worker.permits import Grant, Late, Permits
@@ -73,11 +73,11 @@ class PermitServer:
         self._writers.pop(lane, None)
         self._tell(self.permits.closed(lane, asyncio.get_running_loop().time()))
 
-    def turns(self, node: NodeId) -> tuple[JobTurns, ...]:
+    def turns(self, node: NodeId) -> tuple[PermitUse, ...]:
         """Return what each job has had, for the service's heartbeat."""
-        found: dict[str, JobTurns] = {}
+        found: dict[str, PermitUse] = {}
         for (job, kind), usage in self.permits.usage.items():
-            known = found.setdefault(job, JobTurns(job=JobId(job), node=node))
+            known = found.setdefault(job, PermitUse(job=JobId(job), node=node))
             held = {"computed_s": known.computed_s, "moved_s": known.moved_s}
             held["computed_s" if kind == "compute" else "moved_s"] += usage.held_s
             found[job] = msgspec.structs.replace(

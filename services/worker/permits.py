@@ -60,7 +60,7 @@ class Late(NamedTuple):
 
 @dataclass(slots=True)
 class Usage:
-    """What the subtasks of one job have had of one kind of permit."""
+    """The use of one kind of permit by the subtasks of one job."""
 
     subtasks: int = 0
     held_s: float = 0.0

@@ -23,7 +23,7 @@ class Measured(msgspec.Struct, frozen=True):
     workers: int
     servers: int
     instances: float
-    """Of a mini-batch."""
+    """Instances in a mini-batch."""
     compute_s: float
     transfer_s: float
 

@@ -41,7 +41,7 @@ def shown(
         memory_bytes=spec.memory_bytes // each,
         limit_s=spec.time_limit_s or inf,
         within=spec.within,
-        by_turns=spec.by_turns,
+        one_each=spec.by_turns and spec.consistency == "asynchronous",
         restart_s=restart_s,
     )
 

@@ -122,8 +122,9 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     """Processor cores and main memory that it needs beside each of its GPUs; 0: it does not say."""
     within: Within = ""
     """Set where all its GPUs must lie on one machine, or in one rack."""
-    by_turns: bool = False
-    """It shares machines by turns: each of its processes is best on one of its own."""
+    one_each: bool = False
+    """It shares machines by turns, and its processes need no place to meet: each of them is best on
+    a machine of its own."""
     limit_s: float = inf
     """Seconds that it may run in all; inf: it has no limit."""
 

@@ -168,8 +168,15 @@ class MovePermit:
         return None if self._bandwidth is None else self._paced
 
     async def _paced(self, nbytes: int) -> None:
-        if self._bandwidth is not None:  # It may have become the primary one.
-            await self._bandwidth.take(nbytes)
+        """Wait for so many bytes' turn on the link, at most until this is the primary one."""
+        rising = self._rising
+        if self._bandwidth is None or rising is None:
+            return
+        taking = asyncio.ensure_future(self._bandwidth.take(nbytes))
+        try:
+            await asyncio.wait({taking, rising}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            taking.cancel()
 
     async def _take(self, asked_s: float) -> None:
         try:

@@ -71,7 +71,7 @@ class TableAgent(Agent):
             **options,
         )
         if (permits := self._session.progress.permits) is not None:
-            permits.compute.between_waits = False  # Whoever runs tasks takes it for them.
+            permits.compute.between_waits = False  # It is taken for tasks.
         self._telling: Future[Meeting] | None = None
         self._using: tuple[int, Future[None]] | None = None
         """Workers that were asked for, and the answer."""

@@ -21,7 +21,7 @@ from slackwater.console.options import Json, Url
 from slackwater.console.outcome import out, print_json
 from slackwater.console.sizes import human
 from slackwater.console.tables import Row
-from slackwater.schemas.cluster import JobTurns
+from slackwater.schemas.cluster import PermitUse
 from slackwater.schemas.hangs import Hang
 from slackwater.schemas.job_requests import JobInfo
 from slackwater.schemas.job_states import TERMINAL_STATES, WAITING_STATES
@@ -120,7 +120,7 @@ def described(
     return found
 
 
-def _turns(turns: JobTurns) -> str:
+def _turns(turns: PermitUse) -> str:
     had = (
         f"{turns.node}: computed {turns.computed_s:.1f} s, moved bytes {turns.moved_s:.1f} s, "
         f"waited {turns.waited_s:.1f} s for its turn"

@@ -136,6 +136,18 @@ def _show_throughput(solution: "Solution", alone: float) -> None:
         out.print(f"approximate: {solution.approximation}")
 
 
+_ServerS = Annotated[
+    float, typer.Option(help="Seconds that each server costs a worker in each mini-batch.")
+]
+_Blocks = Annotated[
+    int,
+    typer.Option(min=1, max=limits.MODEL_BLOCKS_MAX, help="Blocks in which the data moves."),
+]
+_Whole = Annotated[
+    bool, typer.Option(help="A worker's last mini-batch takes as long as a full one (eq. 3.4).")
+]
+
+
 @app.command()
 def configure(
     instances: Annotated[float, typer.Option(help="D: training instances of an epoch.")],
@@ -151,14 +163,8 @@ def configure(
     bytes_per_s: Annotated[
         float, typer.Option(help="Bytes per second of a link (the paper's b).")
     ] = 0,
-    server_s: Annotated[
-        float,
-        typer.Option(help="Seconds that each server costs a worker in each mini-batch."),
-    ] = 0,
-    whole_batches: Annotated[
-        bool,
-        typer.Option(help="A worker's last mini-batch takes as long as a full one (eq. 3.4)."),
-    ] = False,
+    server_s: _ServerS = 0,
+    whole_batches: _Whole = False,
     machine: Annotated[
         list[str] | None,
         typer.Option(
@@ -173,10 +179,7 @@ def configure(
             help="Present number of workers, on machines alike: says whether a change is worth it.",
         ),
     ] = 0,
-    blocks: Annotated[
-        int,
-        typer.Option(min=1, max=limits.MODEL_BLOCKS_MAX, help="Blocks in which the data moves."),
-    ] = limits.MODEL_BLOCKS,
+    blocks: _Blocks = limits.MODEL_BLOCKS,
     time_limit_s: Annotated[
         float, typer.Option(help="Search for at most this many seconds, where machines differ.")
     ] = limits.MODEL_TIME_LIMIT_S,

@@ -150,9 +150,8 @@ def submit(
     With --wait: once it has ended, with 0 if it completed, else with the exit code of the first
     rank that failed (1 where that is a signal, or the job was cancelled). Ctrl-C leaves it running.
     """
-    options = {**locals()}
     with reported():
-        spec, sent = _made(context, options | _what_runs(context, job_file or [], file))
+        spec, sent = _made(context, {**locals()} | _what_runs(context, job_file or [], file))
     _store(spec, sent, url, json, wait)
 
 

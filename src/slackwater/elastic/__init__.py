@@ -4,9 +4,9 @@ from slackwater.elastic import App, Executor, Ssp, Table, launch
 """
 
 from slackwater.elastic.app import App, Executor, Table
+from slackwater.elastic.context import Context
 from slackwater.elastic.drivers import Asp, Bsp, Driver, Rotation, Run, Ssp
 from slackwater.elastic.failures import end_ranks_that_raise
-from slackwater.elastic.host import Context
 from slackwater.elastic.rules import AdaGrad, Add, Decay, NonNegative, SoftThreshold, TableRule
 from slackwater.elastic.run import launch
 

@@ -50,6 +50,10 @@ class TableCache:
         """Count the gets that had to read a table, or rows of it."""
         return sum(cached.fetches for cached in self._cached.values())
 
+    def has(self, version: int) -> bool:
+        """Say whether everything is here that an order of this version may read."""
+        return all(cached.has(version) for cached in self._cached.values())
+
     def get(self, name: str, rows: Any, version: int) -> Any:
         """Return a copy of a table, or of some of its rows, as an order of this version may read
         it. Raises Rejected."""
@@ -144,6 +148,8 @@ class _Cached(Protocol):
     count: int
     """Updates in the log."""
 
+    def has(self, version: int) -> bool: ...
+
     def values(self, at: Rows, version: int) -> Floats: ...
 
     def add(self, at: Rows, added: Floats) -> None: ...
@@ -174,6 +180,9 @@ class _Whole:
         self.count = self._own_count = 0
         self._aside: list[tuple[Floats | None, int]] = []
         self.fetches = 0
+
+    def has(self, version: int) -> bool:
+        return self._values is not None and self._tag >= version
 
     def values(self, at: Rows, version: int) -> Floats:
         if self._values is None or self._tag < version:
@@ -286,6 +295,9 @@ class _ByRows:
         self._spare: list[_Sums] = []
         """Sums of nothing."""
         self.fetches = 0
+
+    def has(self, version: int) -> bool:
+        return bool((self._tags >= version).all())
 
     def values(self, at: Rows, version: int) -> Floats:
         rows = self._every if at is None else at

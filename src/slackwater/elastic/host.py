@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from slackwater.agent.permits import ComputePermit
 from slackwater.agent.table_rows import RowNumbers
@@ -24,6 +24,7 @@ from slackwater.common.base.packing import ARRAYS
 from slackwater.common.domains.slots.rules import Floats
 from slackwater.elastic.app import App, Executor
 from slackwater.elastic.cache import TableCache, Update
+from slackwater.elastic.context import Context
 from slackwater.elastic.failures import last_words
 from slackwater.elastic.memory import ExecutorMemory
 from slackwater.schemas.base import Message
@@ -51,9 +52,6 @@ COMPLETIONS_MAX: Final = 4096
 FLUSH_S: Final = 0.05
 """Seconds after which updates are flushed even where there is more to do: a process that always has
 orders would else never tell."""
-
-SUBTASK_S: Final = 0.02
-"""Seconds after which short tasks of a job that takes turns let other jobs compute."""
 
 
 class Batch(NamedTuple):
@@ -123,42 +121,6 @@ class Files(Protocol):
     def remove(self) -> None:
         """Remove all of it: the run is over."""
         ...
-
-
-class Context:
-    """A task's way to the tables."""
-
-    def __init__(
-        self,
-        cache: TableCache,
-        executor: int,
-        version: int,
-        executors: int,
-        now_s: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._cache, self._now_s = cache, now_s
-        self.read_s = 0.0
-        """Seconds that it has read tables, or waited for them."""
-        self.executor = executor
-        """The number of the executor that runs the task."""
-        self.executors = executors
-        self.version = version
-        """Tasks that had completed when this one was dispatched: what they added is in what `get`
-        returns; what others added since may be."""
-
-    def get(self, table: str, rows: Any = None) -> Any:
-        """Return a copy of the table, [rows, width] of float32 (int32 of one of counts), or of the
-        rows that are named. Raises Rejected."""
-        began_s = self._now_s()
-        try:
-            return self._cache.get(table, rows, self.version)
-        finally:
-            self.read_s += self._now_s() - began_s
-
-    def update(self, table: str, delta: Any, rows: Any = None) -> None:
-        """Add `delta` to the table, or to the rows that are named. Raises Rejected for a wrong
-        shape, a row that is not there, and what is not finite."""
-        self._cache.update(table, delta, rows)
 
 
 class _Held(NamedTuple):
@@ -387,12 +349,14 @@ class Host:
         order = self._queue[at]
         del self._queue[at]
         held = self._executors[order.executor]
-        executors = self._app.executors
-        context = Context(self.cache, order.executor, order.version, executors, self._now_s)
+        context = Context(
+            self.cache, order.executor, order.version, self._app.executors, self._now_s,
+            self._computes,
+        )  # fmt: skip
         self._ran.add(order.executor)
         self._running.append(order.executor)
-        if self._permit is not None:
-            self._permit.take()
+        if self.cache.has(order.version):  # Else it reads first, which needs no processor.
+            self._computes()
         began_s = self._now_s()
         try:
             result = ARRAYS.pack(held.executor.run(context, ARRAYS.unpack(order.task)))
@@ -417,11 +381,17 @@ class Host:
         self._done.append(Completion(order=order.number, result=result))
         self._done_bytes += len(result)
 
+    def _computes(self) -> None:
+        """Take the permit to compute, if the job takes turns."""
+        if self._permit is not None:
+            self._permit.take()
+
     def _let_others_compute(self) -> None:
-        """Give the permit back, unless the next of some short tasks follows at once."""
-        permit = self._permit
-        if permit is not None and (self._running or self.idle or permit.held_s >= SUBTASK_S):
-            permit.give_back()
+        """Give the permit back once no other task can be run: several of them, one after another,
+        would else take turns with other jobs' and be done when these are, and all would wait for
+        the network together."""
+        if self._permit is not None and (self._running or self.idle):
+            self._permit.give_back()
 
     def _fail(self, executor: int, error: Exception) -> None:
         """Tell the driver what the program raised; it ends the run."""

@@ -151,8 +151,8 @@ def test_factorization_finds_all_but_the_noise(short: Path) -> None:
 
 
 def test_nmf_finds_all_but_the_noise_and_nothing_below_0(short: Path) -> None:
-    """Of entries that it was not shown. scikit-learn's takes those for zeros: five times the error
-    and more."""
+    """The error is of entries that it was not shown. scikit-learn's takes those for zeros: five
+    times the error and more."""
     from sklearn.decomposition import NMF
 
     sys.path.insert(0, str(EXAMPLES))

@@ -19,7 +19,7 @@ from slackwater.console import documents, figures, tables
 from slackwater.console.outcome import print_json
 from slackwater.console.tables import Row, natural
 from slackwater.schemas.base import JobId, NodeId
-from slackwater.schemas.cluster import JobTurns
+from slackwater.schemas.cluster import PermitUse
 from slackwater.schemas.job_requests import JobInfo
 from slackwater.schemas.jobs import JobRecord, JobSpec
 from slackwater.schemas.progress import RankProgress
@@ -200,8 +200,8 @@ def test_a_job_whose_optimiser_is_in_its_program_says_so() -> None:
 
 def test_a_job_that_takes_turns_shows_what_it_had_on_each_node() -> None:
     turns = (
-        JobTurns(job=JobId("j1"), node=NodeId("w1"), computed_s=12.34, moved_s=5.0, waited_s=0.5),
-        JobTurns(job=JobId("j1"), node=NodeId("w2"), computed_s=1.0, late=2),
+        PermitUse(job=JobId("j1"), node=NodeId("w1"), computed_s=12.34, moved_s=5.0, waited_s=0.5),
+        PermitUse(job=JobId("j1"), node=NodeId("w2"), computed_s=1.0, late=2),
     )
     text = described(JobInfo(job=running("j1").record, turns=turns), NOW_S)
     first = text.index(

@@ -8,9 +8,10 @@ from tests.sim.elastic import Disk, Kills, MemoryFiles
 from tests.unit.elastic.test_waiting_tasks import EXECUTORS, Hosted, Reading
 
 from slackwater.agent.permits import ComputePermit, leave, lent, node_permits, on_boundary
+from slackwater.common.base.packing import ARRAYS
 from slackwater.elastic import Executor as Base
 from slackwater.elastic.host import Host
-from slackwater.schemas.elastic import HostWelcome, Noted, TakeExecutor, Told
+from slackwater.schemas.elastic import HostWelcome, Noted, Order, Orders, TakeExecutor, Told
 from slackwater.schemas.jobs import BY_TURNS_VARIABLE
 
 
@@ -46,10 +47,9 @@ class Computing(Reading):
 
         def run(self, ctx: Any, task: Any) -> Any:
             permit = self.app.permit
-            assert permit.held
-            permit.now_s += self.app.seconds
             ctx.get("w")
             assert permit.held
+            permit.now_s += self.app.seconds
             ctx.update("w", [[1.0]], rows=[self.number])
 
 
@@ -64,9 +64,11 @@ class ByTurns(Hosted):
 
         def waiting(is_there: Any) -> None:
             """Lend the permit while the read waits, as TableAgent does."""
+            held = self.permit.held
             self.permit.give_back()
             getattr(self, meanwhile)(is_there)
-            self.permit.take()
+            if held:
+                self.permit.take()
 
         self.host = Host(
             app, tables, lambda run: MemoryFiles(Disk(), Kills(Random(0), 0.0)),
@@ -79,24 +81,33 @@ class ByTurns(Hosted):
             self.host.heard(TakeExecutor(executor=number, move=1, has_state=False))
 
 
-def test_long_tasks_let_others_compute_between_them() -> None:
-    hosted = ByTurns(1)
-    hosted.order(0, 1, 2)
-    for turn in range(1, 4):
-        hosted.host.step()
-        assert not hosted.permit.held
-        assert hosted.permit.taken >= turn
-
-
-def test_short_tasks_follow_one_another_under_one_permit() -> None:
-    hosted = ByTurns(1, seconds=0.004)
+def test_tasks_follow_one_another_under_one_permit_until_they_are_flushed() -> None:
+    """Task by task, jobs would compute alternately, and then wait for the network together."""
+    hosted = ByTurns(1, seconds=0.01)
     hosted.tables.meanwhile = lambda is_there: None
-    hosted.order(0, 1, 2, 3)
-    hosted.host.step()
-    assert hosted.permit.held
+    orders = tuple(Order(number=at, executor=at, version=0, task=ARRAYS.pack(0)) for at in range(4))
+    hosted.host.heard(Orders(orders=orders))
     for _ in range(3):
         hosted.host.step()
+        assert hosted.permit.held
+    hosted.host.step()
     assert not hosted.permit.held  # Nothing more is to be computed.
+    assert hosted.permit.taken == 1
+
+
+def test_a_task_reads_what_is_not_here_before_it_asks_for_a_permit() -> None:
+    hosted = ByTurns(3)
+    waits: list[bool] = []
+    waiting = hosted.tables.meanwhile
+
+    def noted(is_there: Any) -> None:
+        waits.append(hosted.permit.held)
+        waiting(is_there)
+
+    hosted.tables.meanwhile = noted
+    hosted.order(0)
+    hosted.host.step()
+    assert waits == [False]
     assert hosted.permit.taken == 1
 
 

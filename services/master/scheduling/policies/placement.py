@@ -49,7 +49,7 @@ class Placer:
         NOTHING where no machines have them; whoever holds them is not counted as lower in order.
         """
         if not job.cores and not job.memory_bytes:
-            if job.by_turns and not self._single:
+            if job.one_each and not self._single:
                 return self._one_each(job.gpus, gpu_type)
             return self.place(job.gpus, gpu_type, mode, job.within)
         if self._hosts is None:

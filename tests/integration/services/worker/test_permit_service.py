@@ -150,8 +150,14 @@ async def test_a_secondary_is_paced_until_it_is_the_primary(world: World) -> Non
         assert one.pace is None
         assert other.pace is not None
         await asyncio.wait_for(other.pace(1000), 10)
+        pace = other.pace
+        await asyncio.wait_for(pace(10**9), 10)  # The first one goes at once.
+        waits = asyncio.create_task(pace(10**9))  # For minutes, at the rate that is left.
+        await asyncio.sleep(0.01)
+        assert not waits.done()
         one.end()
         await soon(lambda: other.pace is None)
+        await asyncio.wait_for(waits, 10)
         other.end()
         await one.begin()
         await other.begin()

@@ -1,4 +1,4 @@
-"""What Harmony's reproduction is made of: cells of simulated runs, and the best grouping."""
+"""Parts of Harmony's reproduction: cells of simulated runs, and the best grouping."""
 
 from itertools import product
 from random import Random

@@ -6,14 +6,14 @@ from tests.unit.services.master.test_master_core import Harness, spec
 
 from slackwater.common.base import codec
 from slackwater.schemas.base import JobId, NodeId
-from slackwater.schemas.cluster import JobTurns, WorkerHeartbeat
+from slackwater.schemas.cluster import PermitUse, WorkerHeartbeat
 from slackwater.schemas.job_requests import GetJob, JobInfo, SubmitJob
 from slackwater.schemas.jobs import BY_TURNS_VARIABLE, JobSpec
 from slackwater.services.master.gangs import ranks_at
 from slackwater.services.master.lifecycle import launch_environment
 
 
-def see(harness: Harness, node: str, *turns: JobTurns) -> None:
+def see(harness: Harness, node: str, *turns: PermitUse) -> None:
     harness.see(
         WorkerHeartbeat(
             service="worker", id=node, incarnation=0, at_s=harness.now_s, node=NodeId(node),
@@ -22,15 +22,17 @@ def see(harness: Harness, node: str, *turns: JobTurns) -> None:
     )  # fmt: skip
 
 
-def test_each_of_its_processes_goes_to_a_node_that_others_like_it_share() -> None:
+def test_each_host_of_a_program_goes_to_a_node_that_others_like_it_share() -> None:
     harness = Harness()
     for node in ("n1", "n2", "n3"):
         see(harness, node)
     for id in ("a", "b", "c"):
-        harness.ask(SubmitJob(spec=spec(id, workers=2, by_turns=True)))
+        asynchronous = spec(id, workers=2, by_turns=True, consistency="asynchronous")
+        harness.ask(SubmitJob(spec=asynchronous))
         assert ranks_at(harness.job(id)) == {"n1": (0,), "n2": (1,)}
-    harness.ask(SubmitJob(spec=spec("d", workers=2)))
-    assert len(ranks_at(harness.job("d"))) == 1
+    for id, by_turns in (("d", False), ("e", True)):  # Ranks that meet do so on one node.
+        harness.ask(SubmitJob(spec=spec(id, workers=2, by_turns=by_turns)))
+        assert len(ranks_at(harness.job(id))) == 1
 
 
 def test_its_program_is_told_that_it_takes_turns() -> None:
@@ -41,9 +43,10 @@ def test_its_program_is_told_that_it_takes_turns() -> None:
 def test_what_nodes_told_last_is_shown_with_the_job() -> None:
     harness = Harness()
     mine = [
-        JobTurns(job=JobId("a"), node=NodeId(node), computed_s=1.0, late=1) for node in ("n1", "n2")
+        PermitUse(job=JobId("a"), node=NodeId(node), computed_s=1.0, late=1)
+        for node in ("n1", "n2")
     ]
-    other = JobTurns(job=JobId("z"), node=NodeId("n1"))
+    other = PermitUse(job=JobId("z"), node=NodeId("n1"))
     see(harness, "n2", mine[1])
     see(harness, "n1", other, mine[0])
     harness.ask(SubmitJob(spec=spec("a", by_turns=True)))

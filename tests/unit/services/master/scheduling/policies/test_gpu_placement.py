@@ -114,11 +114,11 @@ def placer(nodes: list[int], free: list[int]) -> Placer:
 def by_turns(processes: int) -> JobView:
     return JobView(
         id=JobId("t"), number=0, submitted_s=0, gpus=processes, gpus_min=processes,
-        gpus_max=processes, by_turns=True,
+        gpus_max=processes, one_each=True,
     )  # fmt: skip
 
 
-def test_jobs_that_take_turns_have_a_process_on_each_of_the_same_machines() -> None:
+def test_elastic_jobs_that_take_turns_have_a_process_on_each_of_the_same_machines() -> None:
     several = placer([4, 4, 4], [4, 4, 4])
     for _ in range(4):
         assert several.place_job(by_turns(2), "", "require") == ((0, 1), (1, 1))
