@@ -175,11 +175,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "worker_permits": _gauge(
         "Processes of jobs that take turns, by kind of permit and how far they are", "kind", "state"
     ),
-    "worker_permit_held_seconds": _gauge("Seconds in which they held a permit", "job", "kind"),
-    "worker_permit_waited_seconds": _gauge("Seconds in which they waited for one", "job", "kind"),
-    "worker_permits_late": _gauge(
-        "Permits that were held for so long that others went on", "job", "kind"
-    ),
     # Profiler
     "profiler_jobs": _gauge("Jobs that it hears of"),
     # Lender

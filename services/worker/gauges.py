@@ -44,8 +44,3 @@ def _of_permits(permits: Permits) -> Iterator[Level]:
         for state in ("waits", "primary", "secondary", "late"):
             labels = {"kind": kind, "state": state}
             yield Level("worker_permits", labels, counts[state])
-    for (job, kind), usage in permits.usage.items():
-        labels = {"job": job, "kind": kind}
-        yield Level("worker_permit_held_seconds", labels, usage.held_s)
-        yield Level("worker_permit_waited_seconds", labels, usage.waited_s)
-        yield Level("worker_permits_late", labels, usage.late)

@@ -4,7 +4,6 @@ They are asked for over the service's own socket, not the bus: a subtask may be 
 """
 
 import asyncio
-import socket
 from collections.abc import Iterable
 from itertools import count
 from typing import Final
@@ -28,7 +27,7 @@ LATE_EVERY_S: Final = 60.0
 
 def permit_server(config: WorkerConfig) -> "PermitServer":
     """Make it for a node. Raises ConfigRejected: there is no such interface."""
-    here = (f"{config.address or socket.gethostname()}:0",)
+    here = (f"{config.address}:0",) if config.address else ()
     link = link_of(config.network_interface, config.network_bytes_s, here)
     permits = Permits(config.computing, config.moving, secondary=link is not None)
     return PermitServer(permits, link)

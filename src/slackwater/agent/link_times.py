@@ -7,7 +7,8 @@ memory nothing travels.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Final
 
@@ -104,6 +105,19 @@ class Link:
         self._permit = permit
         self.pushed = LinkDirection(now_s, turns.up if turns is not None else None)
         self.pulled = LinkDirection(now_s, turns.down if turns is not None else None)
+
+    @asynccontextmanager
+    async def moving(self) -> AsyncIterator[None]:
+        """Hold the permit, if the job takes turns, for all transfers within: a read that is looked
+        at again must not wait for a turn in its midst, in which others write what it reads."""
+        if self._permit is None:
+            yield
+            return
+        await self._permit.begin()
+        try:
+            yield
+        finally:
+            self._permit.end()
 
     def pushing(self, nbytes: int) -> TimedTransfer:
         return TimedTransfer(self.pushed, nbytes, self._permit)

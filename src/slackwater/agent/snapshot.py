@@ -198,6 +198,10 @@ class StagedSnapshot(Staged):
         """Read rows of a sparse table into `out`, [n, width]: each as it was in a version that is
         not older than this call. False: the bucket is not this aggregator's, or is being moved.
         Raises Unavailable, AccessRefused."""
+        async with self.link.moving():
+            return await self._read_parts(numbers, out, owner)
+
+    async def _read_parts(self, numbers: NDArray[np.int64], out: Floats, owner: str) -> bool:
         pending, tries = _parts(len(numbers), 4 * self.width), 0
         version = (await self._place())[0]
         while pending:
@@ -238,7 +242,7 @@ class StagedSnapshot(Staged):
             return await self.read_words()
         copies = self.staging
         assert isinstance(copies, Snapshots)
-        async with copies.fetching:
+        async with copies.fetching, self.link.moving():
             if copies.taken < version and not await self._take_served(version, copies):
                 await self._take(version, copies)
         await self.read_words()
@@ -248,7 +252,7 @@ class StagedSnapshot(Staged):
         this aggregator's, or is being moved. Raises Unavailable, AccessRefused."""
         copies = self.staging
         assert isinstance(copies, Snapshots)
-        async with copies.fetching:
+        async with copies.fetching, self.link.moving():
             with copies.lock:
                 copies.taken = min(copies.taken, version - 1)
             await self._take(version, copies)

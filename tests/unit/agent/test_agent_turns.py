@@ -17,24 +17,24 @@ class Now:
         return self.s
 
 
-def turn(now: Now, clock: TurnClock, iteration: int, times: tuple[float, ...]) -> None:
+async def turn(now: Now, clock: TurnClock, iteration: int, times: tuple[float, ...]) -> None:
     link = Link(now, clock)
     worker_s, uplink_s, server_s, downlink_s = times
     now.s += worker_s
     clock.pushed(0)
-    with link.pushing(8):
+    async with link.pushing(8):
         now.s += uplink_s
     now.s += server_s
-    with link.pulling(8):
+    async with link.pulling(8):
         now.s += downlink_s
     clock.answered(0, iteration)
 
 
-def test_a_turn_is_computing_pushing_waiting_and_pulling() -> None:
+async def test_a_turn_is_computing_pushing_waiting_and_pulling() -> None:
     now = Now()
     clock = TurnClock(now)
     for iteration in range(1, SKIPPED + 4):
-        turn(now, clock, iteration, (0.3, 0.1, 0.01, 0.12))
+        await turn(now, clock, iteration, (0.3, 0.1, 0.01, 0.12))
     now.s += 5.0  # It computes on: not a whole turn yet.
     seen = clock.take()
     assert seen.turns == 3
@@ -45,13 +45,13 @@ def test_a_turn_is_computing_pushing_waiting_and_pulling() -> None:
     assert clock.take().turns == 0
 
 
-def test_iterations_that_a_restart_brings_at_once_are_not_a_turn() -> None:
+async def test_iterations_that_a_restart_brings_at_once_are_not_a_turn() -> None:
     now = Now()
     clock = TurnClock(now)
     clock.answered(0, 57)
     now.s += 9.0
     for iteration in range(58, 58 + SKIPPED):
-        turn(now, clock, iteration, (0.3, 0.1, 0.01, 0.12))
+        await turn(now, clock, iteration, (0.3, 0.1, 0.01, 0.12))
     assert clock.take().turns == 1
 
 
