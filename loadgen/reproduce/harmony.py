@@ -280,7 +280,7 @@ def main() -> None:
         "exactly, its jobs' profiles are exact and known, memory bounds no group, and moving is",
         "free unless a row says otherwise: the scheduler is judged by its own model. The",
         "workload's distributions are ours (figure 4.9 has no numbers). Where nobody orders",
-        "subtasks, each job that another finds at a resource slows it down by a quarter",
+        "subtasks, each job that another finds at a resource slows it down by a third",
         "(`--set subtasks.contention=`), which gives the published mean of naive co-location;",
         "its best and worst follow.", "",
         *table(comparison(runs)), "",

@@ -30,7 +30,7 @@ from slackwater.loadgen.simulator.gpu.workload import Submission, any_size
 from slackwater.services.master.scheduling.registry import AtLeast0, Count
 from slackwater.services.master.scheduling.view import ClusterView, Policy
 
-CONTENTION: Final = 0.25
+CONTENTION: Final = 0.34
 """The part by which each job that another one finds at a resource slows it down, where nobody
 orders them: with it naive co-location gains as little as published, on average (section 4.4.3)."""
 
