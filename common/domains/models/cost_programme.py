@@ -72,10 +72,7 @@ def different_optimum(
     count = len(machines)
     if not 2 <= count <= limits.MODEL_MACHINES_MIP_MAX:
         raise Rejected(f"there are {count} machines; give 2 to {limits.MODEL_MACHINES_MIP_MAX}")
-    if not 1 <= blocks <= limits.MODEL_BLOCKS_MAX:
-        raise Rejected(f"blocks is {blocks}; give 1 to {limits.MODEL_BLOCKS_MAX}")
-    if not 0 < time_limit_s <= limits.TRACE_SECONDS_MAX:
-        raise Rejected(f"time_limit_s is {time_limit_s}; give seconds above 0")
+    check_search(blocks, time_limit_s)
     block = training.instances / blocks
     problem = _Problem(
         training, machines, blocks, link_matrix(machines),
@@ -97,6 +94,14 @@ def different_optimum(
     if not whole_blocks:
         best = _smoothed(problem, best)
     return msgspec.structs.replace(best, proven=proven)
+
+
+def check_search(blocks: int, time_limit_s: float) -> None:
+    """Raise Rejected for bounds of a search that cannot be."""
+    if not 1 <= blocks <= limits.MODEL_BLOCKS_MAX:
+        raise Rejected(f"blocks is {blocks}; give 1 to {limits.MODEL_BLOCKS_MAX}")
+    if not 0 < time_limit_s <= limits.TRACE_SECONDS_MAX:
+        raise Rejected(f"time_limit_s is {time_limit_s}; give seconds above 0")
 
 
 def _smoothed(problem: _Problem, found: Configuration) -> Configuration:

@@ -214,8 +214,9 @@ def _of_different(
 ) -> dict[str, Any]:
     from slackwater.common.domains.models.cost import Training
     from slackwater.common.domains.models.cost_kinds import KINDS_MAX, kinds_optimum
-    from slackwater.common.domains.models.cost_programme import different_optimum
+    from slackwater.common.domains.models.cost_programme import check_search, different_optimum
 
+    check_search(blocks, limit_s)
     cluster = [kind for count, kind in kinds for _ in range(count)]
     if len(set(cluster)) <= KINDS_MAX:
         best = kinds_optimum(Training(**numbers), cluster)

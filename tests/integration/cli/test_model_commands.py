@@ -59,8 +59,16 @@ def test_configure() -> None:
     assert answer("configure", *CRUISE, *alike, "--now-workers", "22")["reconfigure"] is False
     kinds = ["--machine", "4x.001:1e9", "--machine", "1x.0005:4e9"]
     found = answer("configure", *CRUISE, *kinds, "--blocks", "20")
+    assert found["solver"] == "by-kind"
+    by_kind_s = found["epoch_s"]
+    assert sum(m["instances"] for m in found["machines"]) == pytest.approx(1e6)
+    found = answer("configure", *CRUISE, *kinds, "--server-s", ".01")
+    assert found["epoch_s"] > by_kind_s
+    found = answer("configure", *CRUISE, *kinds, "--machine", "1x.0008:2e9", "--blocks", "20")
     assert found["solver"] == "milp"
     assert sum(m["instances"] for m in found["machines"]) == pytest.approx(1e6)
+    whole = answer("configure", *CRUISE, *alike, "--whole-batches")
+    assert whole["epoch_s"] >= 70.346 - 5e-4
 
 
 def test_people_get_a_table() -> None:

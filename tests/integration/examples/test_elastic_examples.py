@@ -170,7 +170,7 @@ def test_nmf_finds_all_but_the_noise_and_nothing_below_0(short: Path) -> None:
     there = result_of(Launched(short, "nmf.py", "--hosts", "2").output())
     for found in (alone("nmf.py"), there):
         assert 0.045 < found["loss"] < 0.075, "the entries have noise of 0.05"
-        assert found["least"] == 0.0
+        assert 0.0 <= found["least"] < 0.01
         assert found["loss"] * 5 < peers_error
 
 
