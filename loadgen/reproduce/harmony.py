@@ -11,6 +11,7 @@ compute or communicate most, and Poisson arrivals (the ten windows of Google's t
 """
 
 import argparse
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -65,6 +66,23 @@ class Found:
         return Found(*(tuple(a / b for a, b in zip(x, y, strict=True)) for x, y in pairs))
 
 
+def speeds(base: list[Cell], ours: list[Cell]) -> Found:
+    """Return how many times as fast as `base` ours is, seed by seed."""
+    pairs = list(zip(base, ours, strict=True))
+    return Found(
+        tuple(a.jct_s / b.jct_s for a, b in pairs),
+        tuple(a.makespan_s / b.makespan_s for a, b in pairs),
+    )
+
+
+def seed_by_seed(ways: list[Found], choose: Callable[[Iterable[float]], float]) -> Found:
+    """Make one of several ways: of each seed's the mean, or the best."""
+    return Found(
+        tuple(choose(each) for each in zip(*(f.jct for f in ways), strict=True)),
+        tuple(choose(each) for each in zip(*(f.makespan for f in ways), strict=True)),
+    )
+
+
 class Runs:
     """All runs, each made once."""
 
@@ -83,10 +101,7 @@ class Runs:
             self.cell(policy, seed, settings, restart_s=move_s, trace=trace)
             for seed in self.seeds
         ]  # fmt: skip
-        return Found(
-            tuple(a.jct_s / b.jct_s for a, b in zip(base, ours, strict=True)),
-            tuple(a.makespan_s / b.makespan_s for a, b in zip(base, ours, strict=True)),
-        )
+        return speeds(base, ours)
 
     def naive(self, *, ordered: bool = False) -> list[Found]:
         """Return each of its ways."""
@@ -120,23 +135,13 @@ def two_rows(
 def comparison(runs: Runs) -> list[Row]:
     """Section 4.4.3."""
     harmony, naive = runs.speed("harmony"), runs.naive()
-    mean = Found(
-        tuple(fmean(each) for each in zip(*(f.jct for f in naive), strict=True)),
-        tuple(fmean(each) for each in zip(*(f.makespan for f in naive), strict=True)),
-    )
+    mean = seed_by_seed(naive, fmean)
     listed = two_rows("harmony", harmony, (2.11, 1.60))
     listed += two_rows("harmony over naive", harmony.over(mean), (2.11 / 1.11, 1.60 / 1.09))
     listed += two_rows("harmony, n_G untuned", runs.speed("harmony", "harmony.tune=false"))
     listed += two_rows("harmony, 60 s a move", runs.speed("harmony", move_s=MOVE_S))
     listed += two_rows("naive, mean", mean, (1.11, 1.09), "equal")
-    best = Found(
-        tuple(max(each) for each in zip(*(f.jct for f in naive), strict=True)),
-        tuple(max(each) for each in zip(*(f.makespan for f in naive), strict=True)),
-    )
-    worst = Found(
-        tuple(min(each) for each in zip(*(f.jct for f in naive), strict=True)),
-        tuple(min(each) for each in zip(*(f.makespan for f in naive), strict=True)),
-    )
+    best, worst = seed_by_seed(naive, max), seed_by_seed(naive, min)
     listed += two_rows("naive, best of a seed's", best)
     goal = "slower than isolated (published): below 1"
     for row, mean_ in zip(two_rows("naive, worst of a seed's", worst), worst.means, strict=True):
@@ -229,10 +234,7 @@ def degree_rows(runs: Runs) -> list[Row]:
     listed, base = list[Row](), runs.cells("isolated")
     for degree in DEGREES:
         ours = runs.cells("isolated", trace=f"generate:harmony,machines={degree}")
-        found = Found(
-            tuple(a.jct_s / b.jct_s for a, b in zip(base, ours, strict=True)),
-            tuple(a.makespan_s / b.makespan_s for a, b in zip(base, ours, strict=True)),
-        )
+        found = speeds(base, ours)
         size = f"{degree}" if degree else "the fewest that hold it, so many"
         listed += two_rows(f"isolated at {size} machines a job, speed over 16", found)
     return listed

@@ -26,7 +26,7 @@ LATE_EVERY_S: Final = 60.0
 
 
 def permit_server(config: WorkerConfig) -> "PermitServer":
-    """Make it for a node. Raises ConfigRejected: there is no such interface."""
+    """Make the server of a node. Raises ConfigRejected for an interface that is not there."""
     here = (f"{config.address}:0",) if config.address else ()
     link = link_of(config.network_interface, config.network_bytes_s, here)
     permits = Permits(config.computing, config.moving, secondary=link is not None)

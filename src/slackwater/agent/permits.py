@@ -78,11 +78,6 @@ class ComputePermit:
             except OSError:  # It is back for the next one, or is not.
                 self.close()
 
-    @property
-    def held_s(self) -> float:
-        """Return the seconds since this subtask began; 0: none runs."""
-        return 0.0 if self._since_s is None else self._now_s() - self._since_s
-
     @contextmanager
     def lent(self) -> Iterator[None]:
         """Let others compute while this thread waits; go on computing afterwards."""

@@ -21,19 +21,15 @@ class Permit:
     between_waits = False
 
     def __init__(self) -> None:
-        self.held, self.taken, self.since_s, self.now_s = False, 0, 0.0, 0.0
+        self.held, self.taken, self.now_s = False, 0, 0.0
 
     def take(self) -> None:
         if not self.held:
-            self.held, self.since_s = True, self.now_s
+            self.held = True
             self.taken += 1
 
     def give_back(self) -> None:
         self.held = False
-
-    @property
-    def held_s(self) -> float:
-        return self.now_s - self.since_s if self.held else 0.0
 
 
 class Computing(Reading):

@@ -49,9 +49,7 @@ class Placer:
         NOTHING where no machines have them; whoever holds them is not counted as lower in order.
         """
         if not job.cores and not job.memory_bytes:
-            if job.one_each and not self._single:
-                return self._one_each(job.gpus, gpu_type)
-            return self.place(job.gpus, gpu_type, mode, job.within)
+            return self._placed(job, gpu_type, mode)
         if self._hosts is None:
             stopped = {*self._stops}
             running = (other for other in self._view.jobs.values() if other.id not in stopped)
@@ -59,11 +57,16 @@ class Placer:
         # Only as many GPUs of a machine count as it can feed.
         whole = self._free
         self._free = [min(free, self._hosts.fitting(job, i)) for i, free in enumerate(whole)]
-        allocation = self.place(job.gpus, gpu_type, mode, job.within)
+        allocation = self._placed(job, gpu_type, mode)
         self._free = whole
         self.take(allocation)
         self._hosts.add(job, allocation)
         return allocation
+
+    def _placed(self, job: JobView, gpu_type: str, mode: str) -> Allocation:
+        if job.one_each and not self._single:
+            return self._one_each(job.gpus, gpu_type)
+        return self.place(job.gpus, gpu_type, mode, job.within)
 
     def place(
         self, gpus: int, gpu_type: str = "", mode: str = "prefer", within: Within = ""

@@ -85,7 +85,7 @@ def test_a_holder_that_others_wait_for_is_late_after_some_times_its_usual_second
         permits.ended(1, at + 0.1)
     permits.asked(1, "compute", 10.0)
     assert permits.due_s is None
-    assert permits.look(99.0) == ([], [])  # There is no one behind it.
+    assert permits.look(99.0) == ([], [])  # The queue is empty.
     permits.asked(2, "compute", 10.5)
     assert permits.due_s == pytest.approx(10.0 + LATE_TIMES * 0.1)
     assert permits.look(10.7) == ([], [])

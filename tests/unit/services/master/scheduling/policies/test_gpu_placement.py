@@ -1,5 +1,6 @@
 """Placement: the integer programme's optima, PACKLIMIT from history, few machines or holes."""
 
+import msgspec
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -126,6 +127,8 @@ def test_elastic_jobs_that_take_turns_have_a_process_on_each_of_the_same_machine
     assert placer([4, 4], [4, 1]).place_job(by_turns(4), "", "require") == ((0, 3), (1, 1))
     assert placer([4, 4], [1, 1]).place_job(by_turns(3), "", "require") == ()
     assert placer([4], [4]).place_job(by_turns(3), "", "require") == ((0, 3),)
+    asks = msgspec.structs.replace(by_turns(2), memory_bytes=1)
+    assert placer([4, 4], [4, 4]).place_job(asks, "", "require") == ((0, 1), (1, 1))
 
 
 def test_few_machines() -> None:
