@@ -310,7 +310,9 @@ async def keep(options: ClusterOptions, name: str, json: bool) -> None:
                 elif cluster.supervisor.failure is not None:
                     raise _failure(cluster.supervisor, cluster.supervisor.failure)
     except asyncio.CancelledError:
-        raise KeyboardInterrupt from None
+        if stop.asked.is_set():
+            raise KeyboardInterrupt from None
+        raise
 
 
 class _Stop:

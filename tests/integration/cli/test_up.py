@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from tests.waiting import eventually
 
 from slackwater.cli import up
 from slackwater.common.base.errors import Fatal
+from slackwater.common.bus.server import NatsServer
 from slackwater.common.bus.users import derived_password
 from slackwater.common.embedded import ClusterOptions
 from slackwater.common.embedded.orphans import alive
@@ -364,23 +366,49 @@ def test_a_state_folder_that_is_a_file_is_one_line(tmp_path: Path) -> None:
 async def _until_killed(
     keeping: "asyncio.Future[None]", found: Callable[[], bool], times: int
 ) -> None:
-    """kill -9 of the bus server, so often, once the cluster can be found."""
+    """kill -9 of the cluster's bus server, so often, once the cluster can be found. Call it before
+    the cluster starts: the bus servers that run by then are those of other tests."""
+    others = _bus_servers()
     killed: set[int] = set()
     while len(killed) < times and not keeping.done():
         await asyncio.sleep(0.05)
         if not found():
             continue
-        for child in psutil.Process().children():
-            if child.pid not in killed and child.name() == "nats-server":
-                killed.add(child.pid)
-                child.kill()
+        for pid, server in _bus_servers().items():
+            if pid not in others and pid not in killed:
+                killed.add(pid)
+                server.kill()
+
+
+def _bus_servers() -> dict[int, psutil.Process]:
+    """This process's own bus servers, by id."""
+    found = {}
+    for child in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess):  # It was reaped after it was listed.
+            if child.name() == "nats-server":
+                found[child.pid] = child
+    return found
+
+
+def test_up_that_is_cancelled_without_a_signal_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A caller's deadline is not Ctrl-C: it must not end the caller's process."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    options = ClusterOptions(controllers=1, aggregators=1, log_dir=tmp_path / "logs")
+
+    async def run() -> None:
+        await asyncio.wait_for(up.keep(options, "default", json=False), 0.2)
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(run())
 
 
 def test_up_ends_with_the_reason_when_its_bus_is_gone_for_good(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_nats_server: NatsServer
 ) -> None:
     """Killed more often within a while than it is started anew: the unit, what it said last, and a
-    log that outlives the cluster are named."""
+    log that outlives the cluster are named. A server of others, beside it, is left alone."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     options = ClusterOptions(
         controllers=1, aggregators=1, restarts_max=1, log_dir=tmp_path / "logs"
@@ -400,6 +428,7 @@ def test_up_ends_with_the_reason_when_its_bus_is_gone_for_good(
     assert kept.name == "nats-server.log"
     assert "Server is ready" in kept.read_text()
     assert not address.exists()
+    assert own_nats_server.running
 
 
 def _job(running: Running, id: str) -> dict[str, Any]:
