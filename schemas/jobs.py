@@ -102,6 +102,8 @@ SAVE_EVERY_VARIABLE: Final = "SLACKWATER_SAVE_EVERY_S"
 """Tells it `JobSpec.save_every_s`."""
 MEMORY_VARIABLE: Final = "SLACKWATER_MEMORY_BYTES"
 """Tells a program `JobSpec.memory_bytes`, if that was said."""
+CHOOSE_HOSTS_VARIABLE: Final = "SLACKWATER_CHOOSE_HOSTS"
+"""Tells an elastic program that chooses its number of hosts its bounds, as LEAST:MOST."""
 BY_TURNS_VARIABLE: Final = "SLACKWATER_BY_TURNS"
 """Set to 1 in the environment of a program whose job takes turns."""
 AGGREGATE_VARIABLE: Final = "SLACKWATER_AGGREGATE"
@@ -216,6 +218,9 @@ class JobSpec(Record, kw_only=True, frozen=True):
     """Cores of CPU that each of its processes needs; 0: it does not say."""
     memory_bytes: Count = 0
     """Bytes of main memory that each of its processes needs; 0: it does not say."""
+    choose_hosts: bool = False
+    """Its program measures how many hosts within its bounds serve it best, and asks for these (Lee
+    2020, section 3.3.1)."""
     by_turns: bool = False
     """Its processes compute, and move bytes, by turns with those of other such jobs on their node
     (Lee 2020, section 4.3.1), so that jobs share a node which would otherwise be in each other's
@@ -275,6 +280,8 @@ class JobSpec(Record, kw_only=True, frozen=True):
             check_virtual_ranks(self.virtual_ranks, self.workers_bounds[1], self.consistency)
         if self.within and not self.gpus:
             raise ValueError(f"within: {self.within} without GPUs; give gpus, or leave it out")
+        if self.choose_hosts and (self.gpus or not self.elastic):
+            raise ValueError("choose_hosts: there is no choice; give workers_min, workers_max")
         if self.by_turns and self.gpus:
             raise ValueError("by_turns: of a job with GPUs, which has them to itself; leave it out")
         if self.batch_size or self.batch_min or self.batch_max:

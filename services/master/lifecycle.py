@@ -16,22 +16,14 @@ from slackwater.schemas.cluster import WorkerHeartbeat
 from slackwater.schemas.gpus import NodeAllocation, held
 from slackwater.schemas.job_states import JobState
 from slackwater.schemas.jobs import (
-    AGGREGATE_VARIABLE,
-    BATCH_VARIABLE,
-    BY_TURNS_VARIABLE,
-    CHECKPOINT_VARIABLE,
-    FROM_VARIABLE,
-    MEMORY_VARIABLE,
     PAUSE_GRACE_S,
-    SAVE_EVERY_VARIABLE,
-    SAVE_TO_VARIABLE,
     JobRecord,
-    JobSpec,
 )
 from slackwater.schemas.placement import ReleaseJob
 from slackwater.schemas.telemetry import IterationsObserved
 from slackwater.schemas.workers import Prepared, PrepareWorkers, StartWorkers, StopWorkers
 from slackwater.services.master.ended import ENDED_BUCKET
+from slackwater.services.master.environment import launch_environment
 from slackwater.services.master.gangs import (
     choose_gpus,
     joins,
@@ -218,22 +210,6 @@ def _start(job: Job, node: NodeId, ranks: tuple[int, ...]) -> StartWorkers:
         venv=spec.venv,
         tenant=spec.tenant,
     )
-
-
-def launch_environment(spec: JobSpec) -> dict[str, str]:
-    """Return the environment of its program that follows from what its user asked for."""
-    told = {CHECKPOINT_VARIABLE: spec.checkpoint} if spec.checkpoint else {}
-    if spec.start_from:
-        told[FROM_VARIABLE] = spec.start_from
-    if spec.recover == "rollback":
-        told |= {SAVE_TO_VARIABLE: spec.save_to, SAVE_EVERY_VARIABLE: str(spec.save_every_s)}
-    if spec.memory_bytes:
-        told[MEMORY_VARIABLE] = str(spec.memory_bytes)
-    told |= {BY_TURNS_VARIABLE: "1"} if spec.by_turns else {}
-    told |= {AGGREGATE_VARIABLE: spec.aggregate} if spec.aggregate != "auto" else {}
-    if spec.batch == "fixed":
-        told[BATCH_VARIABLE] = str(spec.batch_size)
-    return spec.env | told
 
 
 def stop_grace_s(record: JobRecord) -> float:

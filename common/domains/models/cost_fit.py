@@ -6,15 +6,18 @@ A mini-batch of a worker takes c B seconds to compute, and to fetch the model an
 
 (eq. 3.5, and a cost of each server beyond it). c comes from the times of computing alone; 1 / b and
 server_s are those from 0 on with the least sum of squared relative errors. In one configuration the
-two cannot be told apart: then server_s is 0.
+two cannot be told apart: then server_s is 0. Where links do not count, b is as good as endless.
 """
 
 from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 
 from slackwater.common.base.errors import Rejected
 from slackwater.common.domains.models.cost import Machine
+
+_NEXT_TO_0: Final = 1e-9
 
 
 class Measured(msgspec.Struct, frozen=True):
@@ -64,7 +67,8 @@ def fitted(model_bytes: float, measured: Sequence[Measured]) -> Fit:
 
 
 def _two_from_zero(first: Sequence[float], second: Sequence[float]) -> tuple[float, float]:
-    """Return u > 0 and v >= 0 with the least sum of (u first + v second - 1)^2."""
+    """Return u > 0 and v >= 0 with the least sum of (u first + v second - 1)^2; u next to 0 where
+    it would be 0."""
     aa = sum(a * a for a in first)
     bb = sum(b * b for b in second)
     ab = sum(a * b for a, b in zip(first, second, strict=True))
@@ -74,4 +78,6 @@ def _two_from_zero(first: Sequence[float], second: Sequence[float]) -> tuple[flo
         u, v = (a1 * bb - b1 * ab) / determinant, (b1 * aa - a1 * ab) / determinant
         if u > 0.0 and v >= 0.0:
             return u, v
+        if u <= 0.0:
+            return _NEXT_TO_0 * a1 / aa, b1 / bb
     return a1 / aa, 0.0

@@ -223,6 +223,15 @@ class TableAgent(Agent):
             return False
 
     @property
+    def servers(self) -> int:
+        """Return the number of aggregators that hold the tables."""
+        session = self._session
+        if isinstance(session, Local):
+            return 1
+        core = session._core
+        return len({core.aggregator_of(bucket.index) for bucket in self._buckets})
+
+    @property
     def permit(self) -> ComputePermit | None:
         """The permit to compute, of a job that takes turns."""
         permits = self._session.progress.permits

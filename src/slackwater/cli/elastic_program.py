@@ -32,6 +32,14 @@ Hosts = Annotated[
         show_default=f"{HOSTS[0]}:{HOSTS[1]}",
     ),
 ]
+ChooseHosts = Annotated[
+    bool,
+    typer.Option(
+        "--choose-hosts",
+        help="Let an elastic program measure its tasks and transfers, and use as many hosts, up to "
+        "MAX, as shorten an iteration most.",
+    ),
+]
 
 
 Recover = Annotated[
@@ -101,11 +109,14 @@ def elastic_fields(options: dict[str, Any], env: dict[str, str]) -> dict[str, An
     first, most = bounds(options["hosts"])
     if options["memory"]:  # Else memory of arrays that are put aside is kept for the next ones.
         env = {"MALLOC_MMAP_THRESHOLD_": "131072", **env}
+    if options["choose_hosts"] and most == 1:
+        raise Usage(f"--choose-hosts: --hosts {options['hosts']} leaves no choice; give more")
     if options["recover"] == "rollback" and options["save_to"] is None:
         raise Usage("--recover rollback: the program goes back to what is saved: add --save-to")
     return {
         "env": env,
         "recover": options["recover"],
+        "choose_hosts": options["choose_hosts"],
         "id": options["id"] or stem_of(options["words"][0]),
         "workers": first,
         "workers_min": 1,

@@ -15,6 +15,7 @@ import typer
 
 from slackwater.cli import wait
 from slackwater.cli.elastic_program import (
+    ChooseHosts,
     Hosts,
     Recover,
     elastic_fields,
@@ -88,6 +89,7 @@ def launch(
     ] = None,
     workers: _Workers = None,
     hosts: Hosts = "",
+    choose_hosts: ChooseHosts = False,
     gpus: Gpus = 0,
     restarts: Restarts = 0,
     memory: MemoryEach = "",
@@ -137,6 +139,8 @@ def _spec(
     """`app`: the command of an elastic program. Raises Usage."""
     if options["recover"] == "rollback" and app is None:
         raise Usage("--recover rollback: an elastic program goes back; a command saves itself")
+    if options["choose_hosts"] and app is None:
+        raise Usage("--choose-hosts: an elastic program chooses; a command has --workers")
     if options["hosts"] and app is None:
         raise Usage(f"--hosts {options['hosts']}: of an elastic program; for a command --workers")
     program = app or program

@@ -266,7 +266,7 @@ class DriverCore:
         """A batch of the rank's updates was applied."""
         self._batch(rank, told.number, told.completions)
         self._speeds.heard(rank, len(told.completions), told.computed_s)
-        return self.arrange() if self._speeds.looks(self._loads()) else self._effects()
+        return self.arrange() if self._speeds.looks(self.loads()) else self._effects()
 
     def _batch(self, rank: int, number: int, completions: tuple[Any, ...]) -> None:
         entry = BatchTold(rank=rank, number=number, completions=completions)
@@ -403,7 +403,7 @@ class DriverCore:
     def arrange(self) -> list[DriverAction]:
         """Place executors that are nowhere, and ask for those that are to go elsewhere, so that
         all hosts end an iteration together (driver_speeds.py)."""
-        loads = self._loads()
+        loads = self.loads()
         self._begun = self._begun or len(loads) >= self._expected
         if self.ended is not None or not self._begun:
             return self._effects()
@@ -421,7 +421,7 @@ class DriverCore:
             self._move_off(executor, place, loads, task_s)
         return self._effects()
 
-    def _loads(self) -> dict[int, int]:
+    def loads(self) -> dict[int, int]:
         """Count the executors that are at each host that may have some, or go there."""
         loads = {rank: 0 for rank in sorted(self._hosts) if self._may_have(rank)}
         for place in self._places:

@@ -45,6 +45,7 @@ from slackwater.common.domains.slots.rules import Floats
 from slackwater.elastic.app import App, Table, checked, described
 from slackwater.elastic.cache import Update, presented
 from slackwater.elastic.driver_effects import Report
+from slackwater.elastic.driver_hosts import HostsChooser
 from slackwater.elastic.failures import last_words
 from slackwater.elastic.files import HostFolder, NoFiles, RunJournal
 from slackwater.elastic.host import Host
@@ -54,7 +55,7 @@ from slackwater.elastic.server import DriverServer
 from slackwater.elastic.wire import HEAD, framed, release, sizes
 from slackwater.schemas.base import FINITE_MAX, NAME_CHARS_MAX, Message
 from slackwater.schemas.elastic import FromDriver, HostHello, Over
-from slackwater.schemas.jobs import FROM_VARIABLE, MEMORY_VARIABLE
+from slackwater.schemas.jobs import CHOOSE_HOSTS_VARIABLE, FROM_VARIABLE, MEMORY_VARIABLE
 from slackwater.schemas.progress import ProgramProgress
 from slackwater.schemas.workers import USELESS_TO_RESTART
 
@@ -188,12 +189,19 @@ class _Process:
         journal, begun = RunJournal(self._folder), os.environ.get(FROM_VARIABLE)
         self._server = server = DriverServer(
             self._app, journal, agent.job, expected, self._tell, on_held=self._wake,
-            begins=agent.begins, placement=agent.placement,
+            say=_said, chooser=self._chooser(), begins=agent.begins, placement=agent.placement,
             saved=saved(Path(begun)) if begun else None,
         )  # fmt: skip
         server.start()
         self._marks = Marks.wanted(agent, server, os.environ)
         self._meet()
+
+    def _chooser(self) -> HostsChooser | None:
+        """Let the program choose its hosts, within the bounds that its job says, if it does."""
+        if self._alone or not (bounds := os.environ.get(CHOOSE_HOSTS_VARIABLE)):
+            return None
+        least, _, most = bounds.partition(":")
+        return HostsChooser(self._app.executors, int(least), int(most))
 
     def _meet(self) -> None:
         """Tell others where the driver is, now and then."""
@@ -234,8 +242,7 @@ class _Process:
         on = f"{number_of(executors, 'executor')} on {number_of(hosts, 'host')}"
         where = "" if self._alone else f" ({on})"
         said = f"iteration {report.iteration} of {report.of}{': ' * bool(measured)}{measured}"
-        sys.stdout.write(f"{said}{where}\n")
-        sys.stdout.flush()
+        _said(f"{said}{where}")
 
     # The connection to the driver -----------------------------------------------------------------
 
@@ -365,6 +372,7 @@ class _Process:
         self._meet()
         if self._marks is not None:
             self._marks.look(self._meet)
+        server.servers = agent.servers
         asked = server.core.hosts_asked
         if asked is not None and not self._alone and agent.use(asked):
             server.used(asked)
@@ -404,8 +412,7 @@ class _Process:
     def _say_at_the_end(self, result: Any) -> None:
         """Print the result, and tell the master how far the program came."""
         if result is not None:
-            sys.stdout.write(f"result: {json.dumps(_told(result))}\n")
-            sys.stdout.flush()
+            _said(f"result: {json.dumps(_told(result))}")
         if not self._alone:
             self._met_s = -1e9
             self._meet()
@@ -446,6 +453,11 @@ def own_address() -> str:
     except OSError:
         return "127.0.0.1"
     return f"[{name}]" if ":" in name else name
+
+
+def _said(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
 
 
 def _sendable(measured: Mapping[str, float]) -> dict[str, float]:

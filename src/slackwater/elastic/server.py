@@ -30,6 +30,7 @@ from slackwater.elastic.driver_effects import (
     Shorten,
     Write,
 )
+from slackwater.elastic.driver_hosts import HostsChooser
 from slackwater.elastic.failures import last_words
 from slackwater.elastic.files import RunJournal
 from slackwater.elastic.wire import HEAD, PAYLOAD_BYTES_MAX, framed, release, sizes
@@ -75,14 +76,17 @@ class DriverServer:
         tell: Callable[[Report, int, int], None],
         *,
         on_held: Callable[[], None] = lambda: None,
+        say: Callable[[str], None] = lambda _: None,
         begins: bool | None,
         placement: int = 0,
         saved: Path | None = None,
+        chooser: HostsChooser | None = None,
     ) -> None:
         """`expected`: hosts that it begins with; `tell`: is given reports, with the numbers of
-        executors and hosts; `on_held`: called while the program is held; `begins`: the tables are
-        as they begin (None: they are if no journal is of this `placement`); `saved`: files of a
-        saved program, whose tables they then are. Raises Rejected."""
+        executors and hosts; `on_held`: called while the program is held; `say`: is given what
+        people should know; `begins`: the tables are as they begin (None: they are if no journal is
+        of this `placement`); `saved`: files of a saved program, whose tables they then are;
+        `chooser`: chooses the number of hosts. Raises Rejected."""
         self._app, self._journal, self._job, self._tell = app, journal, job, tell
         self.secret = secrets.token_hex(SECRET_BYTES)
         self.core = DriverCore(app.driver, app.executors, described(app), expected)
@@ -91,7 +95,9 @@ class DriverServer:
         self.error: BaseException | None = None
         """The error that ended the thread; None: it lives, or ended as it should."""
         self._begins, self._placement, self._saved = begins, placement, saved
-        self._on_held = on_held
+        self._on_held, self._say, self._chooser = on_held, say, chooser
+        self.servers = 1
+        """Aggregators that hold the program's tables."""
         self._payload = b""
         self._long = JOURNAL_LINES
         """Lines of the journal from which on it is to be shortened; twice those that it keeps."""
@@ -269,6 +275,7 @@ class DriverServer:
                 before.close()
             self._writers[rank] = writer
             self._no_hosts.clear()
+            self._hosts_changed()
             self._do(self.core.joined(rank))
             while self._writers.get(rank) is writer:
                 message, payload = await _read(reader)
@@ -280,6 +287,7 @@ class DriverServer:
                 del self._writers[rank]
                 if not self._writers:
                     self._no_hosts.set()
+                self._hosts_changed()
                 self._do(self.core.lost(rank))
             writer.close()
 
@@ -305,6 +313,7 @@ class DriverServer:
                 self._do(self._guarded(lambda: self.core.ready(rank, message)))
             case Told():
                 self._do(self._guarded(lambda: self.core.told(rank, message)))
+                self._choose_hosts(rank, message)
             case ExecutorGiven():
                 self._do(self.core.given(rank, message))
             case HostLeaving():
@@ -312,6 +321,21 @@ class DriverServer:
                 self._loop.call_later(LEAVING_S, lambda: self._do(self.core.arrange()))
             case TaskFailed():
                 self._do(self.core.failed(rank, message))
+
+    def _choose_hosts(self, rank: int, told: Told) -> None:
+        if self._chooser is None or self.core.ended is not None:
+            return
+        choice = self._chooser.heard(
+            rank, len(told.completions), told.computed_s, self.core.loads(), self.servers,
+            self._loop.time(),
+        )  # fmt: skip
+        if choice is not None:
+            self.core.use(choice.hosts)
+            self._say(str(choice))
+
+    def _hosts_changed(self) -> None:
+        if self._chooser is not None:
+            self._chooser.forget()
 
     def _do(self, effects: list[DriverAction]) -> None:
         """Carry them out, in their order. What cannot be written into the journal must not be acted
@@ -343,6 +367,8 @@ class DriverServer:
                 case Send():
                     self._send(effect)
                 case Report():
+                    if self._chooser is not None:
+                        self._chooser.iterations_left = effect.of - effect.iteration
                     self._tell(effect, self.core.executors, len(self.core.hosts))
                 case Finish():
                     self.finish = effect

@@ -22,8 +22,8 @@ from slackwater.schemas.telemetry import (
     GoodputReport,
     ThroughputTheta,
 )
+from slackwater.services.master.environment import launch_environment
 from slackwater.services.master.keys import DecisionDue
-from slackwater.services.master.lifecycle import launch_environment
 from slackwater.services.master.scheduling.policies.pollux import PolluxFacts
 from slackwater.services.master.snapshot import NOT_REPORTED
 

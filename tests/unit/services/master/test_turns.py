@@ -9,8 +9,8 @@ from slackwater.schemas.base import JobId, NodeId
 from slackwater.schemas.cluster import PermitUse, WorkerHeartbeat
 from slackwater.schemas.job_requests import GetJob, JobInfo, SubmitJob
 from slackwater.schemas.jobs import BY_TURNS_VARIABLE, JobSpec
+from slackwater.services.master.environment import launch_environment
 from slackwater.services.master.gangs import ranks_at
-from slackwater.services.master.lifecycle import launch_environment
 
 
 def see(harness: Harness, node: str, *turns: PermitUse) -> None:
