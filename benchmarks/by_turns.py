@@ -29,27 +29,23 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import psutil
+from emulated_cluster import HOST, cluster
 from figures import Figure, Row, Skipped, show, spread, write_json
-from interference import forward, lent
 from namespaces import Machine, in_a_namespace, machines
 
 from slackwater.common.base import codec
 from slackwater.common.base.errors import Rejected
 from slackwater.common.bus.base import Delivery
 from slackwater.common.domains.models.group import Subtasks, group_iteration_s
-from slackwater.common.embedded import Supervisor, UnitSpec
 from slackwater.common.native import blas_threads
-from slackwater.common.shell.client import Client, connect
-from slackwater.common.shell.config import write_config
+from slackwater.common.shell.client import Client
 from slackwater.schemas.gpus import NodeAllocation
 from slackwater.schemas.jobs import JobSpec
 from slackwater.schemas.telemetry import IterationsObserved
 
 NODES = ("w1", "w2")
-HOST = "host"
 GIVE_UP_S = 150.0
 SAMPLE_S = 0.25
 GAIN_GOAL = 1.15
@@ -276,66 +272,20 @@ class Stack:
                 seen[name].append((now_s, progress.iteration))
 
 
-def units(
-    supervisor: Supervisor, hosts: dict[str, Machine], rate_mbit: int, permits: int
-) -> list[UnitSpec]:
-    token = os.urandom(16).hex()
-    wanted: list[tuple[str, str, dict[str, Any], str]] = [
-        ("master", "m1", {"aggregators_max": 1}, ""),
-        ("profiler", "p1", {}, ""),
-        ("controller", "c1", {"retry_s": 60.0}, ""),
-        ("aggregator", "a1", {"tcp_address": f"{hosts[HOST].address}:4700", "transport": "tcp",
-                              "cluster_token": token, "cpu_share": 1.0, "node": HOST}, HOST),
-    ]  # fmt: skip
-    for name in NODES:
-        fields = {
-            "node": name, "address": hosts[name].address, "slots": len(KINDS) + 1, "gpus": 0,
-            "warm": "off", "traffic": "off", "network_interface": "nic",
-            "network_bytes_s": rate_mbit * 125_000, "environment": ("GLOO_SOCKET_IFNAME",),
-            "computing": permits, "moving": permits,
-        }  # fmt: skip
-        wanted.append(("worker", name, fields, name))
-    specs = []
-    for service, id, fields, at in wanted:
-        state_dir = supervisor.state_dir / f"{service}-{id}"
-        state_dir.mkdir(parents=True)
-        config = supervisor.run_dir / f"{service}-{id}.toml"
-        url = lent(supervisor.url) if at else supervisor.url
-        write_config(config, {"id": id, "url": url, "state_dir": str(state_dir)} | fields)
-        command: tuple[str, ...] = (
-            sys.executable, "-m", f"slackwater.services.{service}", "--config", str(config),
-        )  # fmt: skip
-        if at in NODES:
-            command = ("/usr/bin/taskset", "-c", str(NODES.index(at)), *command)
-        if at:
-            command = hosts[at].command(*command)
-        environment = blas_threads.one_each(os.environ) | {"GLOO_SOCKET_IFNAME": "nic"}
-        specs.append(UnitSpec(name=f"{service}-{id}", command=command, environment=environment))
-    return specs
-
-
 @contextlib.asynccontextmanager
-async def cluster(
+async def stack_of(
     options: argparse.Namespace, hosts: dict[str, Machine], folder: Path, permits: int
 ) -> AsyncIterator[Stack]:
     """`permits`: of each kind, on each node."""
-    supervisor = Supervisor(log_dir=options.logs)
-    try:
-        url = await supervisor.start_nats()
-        forwarder = await forward(url)
-        async with connect(url, "benchmark") as client:
-            await supervisor.start_units(units(supervisor, hosts, options.rate_mbit, permits))
-            stack = Stack(client, folder, options)
-            await stack.watch()
-            for _ in range(100):
-                if len(await client.nodes()) == len(NODES):
-                    break
-                await asyncio.sleep(0.1)
-            yield stack
-        forwarder.close()
-        await forwarder.wait_closed()
-    finally:
-        await supervisor.stop()
+    fields = {
+        "slots": len(KINDS) + 1, "network_bytes_s": options.rate_mbit * 125_000,
+        "computing": permits, "moving": permits,
+    }  # fmt: skip
+    workers = dict.fromkeys(NODES, fields)
+    async with cluster(hosts, workers, options.logs, one_core_each=True) as client:
+        stack = Stack(client, folder, options)
+        await stack.watch()
+        yield stack
 
 
 async def run(options: argparse.Namespace, hosts: dict[str, Machine]) -> list[Row]:
@@ -347,10 +297,10 @@ async def run(options: argparse.Namespace, hosts: dict[str, Machine]) -> list[Ro
         for number in range(options.rounds):
             folder = Path(made) / str(number)
             folder.mkdir()
-            async with cluster(options, hosts, folder, 1) as stack:
+            async with stack_of(options, hosts, folder, 1) as stack:
                 alone.append({kind.name: await stack.run([kind]) for kind in kinds})
                 turns.append(await stack.run(kinds))
-            async with cluster(options, hosts, folder, 64) as stack:
+            async with stack_of(options, hosts, folder, 64) as stack:
                 stack.number = 100
                 together.append(await stack.run(kinds))
             report(alone[-1], turns[-1], together[-1])

@@ -18,7 +18,7 @@ from slackwater.schemas.base import JobId
 from slackwater.schemas.gpus import Within
 from slackwater.services.master import scaling, yielding
 from slackwater.services.master.admission import Hold, gathers, named
-from slackwater.services.master.gangs import fits_processes
+from slackwater.services.master.gangs import fits_processes, lies_anywhere
 from slackwater.services.master.jobs import Job
 from slackwater.services.master.keys import DecisionDue
 from slackwater.services.master.lifecycle import advance, choose_devices, leave
@@ -224,7 +224,7 @@ def _feasible(
 def _hide_too_large(schedule: Schedule, capacities: tuple[Capacity, ...], of_gpus: bool) -> bool:
     """Hide the jobs that no node, or for GPUs not even all nodes, could ever hold. True: there is
     another limit than before."""
-    largest = most_together(capacities, of_gpus)
+    largest = most_together(capacities)
     snapshot, moved = schedule.snapshot, largest != schedule.largest
     schedule.largest = largest
     looked = snapshot.waiting if moved else dict.fromkeys(snapshot.changed)
@@ -244,14 +244,12 @@ def _hide_too_large(schedule: Schedule, capacities: tuple[Capacity, ...], of_gpu
     return moved
 
 
-def most_together(capacities: tuple[Capacity, ...], of_gpus: bool) -> dict[Within, int]:
+def most_together(capacities: tuple[Capacity, ...]) -> dict[Within, int]:
     """Return the most that one job can be given anywhere, on one node and in one rack."""
     node = max((each.number for each in capacities), default=0)
     racks = Counter[str]()
     for each in capacities:
         racks[each.rack] += each.number
-    if not of_gpus:
-        return {"": node}
     return {"": racks.total(), "node": node, "rack": max(racks.values(), default=0)}
 
 
@@ -460,7 +458,7 @@ def _tell_waits(state: State, schedule: Schedule, ids: list[JobId], now_s: float
         if schedule is state.gpus:
             told.setdefault(id, "")  # A policy explains all at once: at the next tick.
             continue
-        cause = room.barrier(units_min(job.record))
+        cause = room.barrier(units_min(job.record), lies_anywhere(job.record.spec))
         if told.get(id) == cause:
             continue
         told[id] = cause

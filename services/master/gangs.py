@@ -23,6 +23,12 @@ def fits_processes(spec: JobSpec, allocation: NodeAllocation) -> bool:
     return not each or not any(number % each for _, number in allocation)
 
 
+def lies_anywhere(spec: JobSpec) -> bool:
+    """Tell whether its processes may be on any nodes: those of an asynchronous job without GPUs
+    need no place to meet but the master; others of slots meet on their node."""
+    return not spec.gpus and spec.consistency == "asynchronous"
+
+
 def processes(record: JobRecord) -> int:
     """Count the ranks of the attempt that the record is in."""
     spec = record.spec

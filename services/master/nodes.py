@@ -16,7 +16,7 @@ from slackwater.schemas.base import JobId, NodeId
 from slackwater.schemas.cluster import PermitUse, WorkerHeartbeat
 from slackwater.schemas.gpus import Gpu, NodeGpuIds
 from slackwater.schemas.jobs import JobRecord
-from slackwater.services.master.gangs import asked
+from slackwater.services.master.gangs import asked, lies_anywhere
 from slackwater.services.master.members import longest_silent, outdated
 from slackwater.services.master.snapshot import Capacity
 
@@ -28,12 +28,14 @@ class Wait:
     job: str
     cause: Literal["slots", "turn", "larger-node", "node"]
     asked: int
-    """Slots on one node."""
+    """Slots, on one node unless `anywhere`."""
+    anywhere: bool = False
     free: int = 0
     slots: int = 0
     """Free and existing slots of all nodes."""
     most: int = 0
-    """GPUs that the roomiest node has free; for `larger-node`: slots of the largest node."""
+    """GPUs that the roomiest node has free; for `larger-node`: slots of the largest node, or of all
+    where it may lie anywhere."""
     ahead: str = ""
     """The first of those that wait for slots: nobody overtakes it."""
     ahead_for: str = "slots"
@@ -47,6 +49,11 @@ class Wait:
                     f"{asks}: no worker node is heard that takes jobs; start one with `slackwater "
                     "run worker`"
                 )
+            case "larger-node" if self.anywhere:
+                return (
+                    f"{asks}: all nodes together have {self.most}; start another one with "
+                    "`slackwater run worker`, or submit the job with fewer workers"
+                )
             case "larger-node":
                 return (
                     f"{asks} on one node: the largest has {self.most}; start a worker node with "
@@ -54,7 +61,8 @@ class Wait:
                 )
             case "slots":
                 room = f"{self.free} of {self.slots} free"
-                room += "" if self.most == self.free else f", at most {self.most} on one node"
+                if self.most < self.free and not self.anywhere:
+                    room += f", at most {self.most} on one node"
                 remedy = "runs when a job ends or `slackwater run worker` adds a node"
                 return f"{asks}: {room}; {remedy}"
             case "turn":
@@ -104,26 +112,29 @@ class Room:
     ahead_for: str = "slots"
     """The thing that the job ahead waits for."""
 
-    def barrier(self, asked: int) -> Literal["slots", "larger-node", "node"]:
-        """Name what a job that asks for so many slots waits for if it cannot start."""
-        if asked <= self.largest:
+    def barrier(self, asked: int, anywhere: bool) -> Literal["slots", "larger-node", "node"]:
+        """Name what a job that asks for so many slots, on any nodes or on one, waits for if it
+        cannot start."""
+        if asked <= (self.slots if anywhere else self.largest):
             return "slots"
         return "larger-node" if self.free else "node"
 
     def wait(self, record: JobRecord) -> Wait | None:
         """Why it waits; None: it need not."""
-        id, slots = record.spec.id, asked(record)
-        barrier = self.barrier(slots)
+        id, slots, anywhere = record.spec.id, asked(record), lies_anywhere(record.spec)
+        barrier = self.barrier(slots, anywhere)
         if barrier != "slots":
-            return Wait(job=id, cause=barrier, asked=slots, most=self.largest)
-        fits = any(left >= slots for left in self.free.values())
+            most = self.slots if anywhere else self.largest
+            return Wait(job=id, cause=barrier, asked=slots, anywhere=anywhere, most=most)
+        free = [max(0, left) for left in self.free.values()]
+        fits = slots <= (sum(free) if anywhere else max(free))
         if fits and self.ahead in (None, id):
             return None
-        free = [max(0, left) for left in self.free.values()]
         return Wait(
             job=id,
             cause="turn" if fits else "slots",
             asked=slots,
+            anywhere=anywhere,
             free=sum(free),
             slots=self.slots,
             most=max(free),

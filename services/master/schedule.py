@@ -5,9 +5,9 @@ from math import inf
 
 from slackwater.schemas.base import JobId
 from slackwater.schemas.gpus import Within
-from slackwater.schemas.jobs import JobRecord
+from slackwater.schemas.jobs import JobRecord, JobSpec
 from slackwater.services.master.admission import Hold
-from slackwater.services.master.gangs import asked, asked_spec
+from slackwater.services.master.gangs import asked, asked_spec, lies_anywhere
 from slackwater.services.master.scheduling.scheduler import Scheduler
 from slackwater.services.master.scheduling.view import JobView, name_of
 from slackwater.services.master.snapshot import Capacity, Snapshot
@@ -60,11 +60,16 @@ class Schedule:
 
     def holds(self, record: JobRecord) -> bool:
         """Tell whether the nodes that are heard could ever hold the job."""
-        return units_min(record) <= self.largest.get(record.spec.within, 0)
+        return units_min(record) <= self.largest.get(within(record.spec), 0)
 
     @property
     def policy(self) -> str:
         return name_of(self.scheduler.policy)
+
+
+def within(spec: JobSpec) -> Within:
+    """Where all of the job must lie: empty, anywhere."""
+    return spec.within if spec.gpus or lies_anywhere(spec) else "node"
 
 
 def units_min(record: JobRecord) -> int:

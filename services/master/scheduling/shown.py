@@ -7,6 +7,7 @@ from math import inf
 
 from slackwater.schemas.base import JobId
 from slackwater.schemas.jobs import JobSpec
+from slackwater.services.master.gangs import lies_anywhere
 from slackwater.services.master.scheduling.view import JobView
 
 
@@ -41,7 +42,8 @@ def shown(
         memory_bytes=spec.memory_bytes // each,
         limit_s=spec.time_limit_s or inf,
         within=spec.within,
-        one_each=spec.by_turns and spec.consistency == "asynchronous",
+        anywhere=lies_anywhere(spec),
+        one_each=spec.by_turns and lies_anywhere(spec),
         restart_s=restart_s,
     )
 

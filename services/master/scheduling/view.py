@@ -122,9 +122,11 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     """Processor cores and main memory that it needs beside each of its GPUs; 0: it does not say."""
     within: Within = ""
     """Set where all its GPUs must lie on one machine, or in one rack."""
+    anywhere: bool = False
+    """Its processes need no place to meet: they may be on any machines, whatever others may."""
     one_each: bool = False
-    """It shares machines by turns, and its processes need no place to meet: each of them is best on
-    a machine of its own."""
+    """It shares machines by turns: each of its processes, which may be anywhere, is best on a
+    machine of its own."""
     limit_s: float = inf
     """Seconds that it may run in all; inf: it has no limit."""
 

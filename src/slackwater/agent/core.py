@@ -126,6 +126,11 @@ class AgentCore:
         """Return who is believed to have the bucket."""
         return self._buckets[index].place.aggregator
 
+    def version_of(self, index: int) -> int:
+        """Return the newest version that is complete where the bucket is; -1: it is nowhere."""
+        bucket = self._buckets[index]
+        return bucket.version if bucket.stage == "ready" else -1
+
     def describe(self, index: int) -> str:
         """For an error: where the bucket is and what it waits for."""
         if index >= len(self._buckets):

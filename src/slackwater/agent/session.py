@@ -132,10 +132,8 @@ class Session:
     def open(self, within_s: float) -> None:
         """Returns when every bucket is attached and its parameters are here."""
         self._thread.start()
-        within = f"within {within_s:g} s"
-        missing = "" if self._opened.wait(within_s) else self._missing_at_start(within)
-        late = DeadlineExceeded(f"{self._who()}: {missing}") if missing else None
-        if error := late or self.failure:
+        missing = "" if self._opened.wait(within_s) else self._missing_at_start(within_s)
+        if error := (DeadlineExceeded(f"{self._who()}: {missing}") if missing else self.failure):
             self.close(None)
             raise error
 
@@ -203,14 +201,14 @@ class Session:
         where += "".join(f"; {at}: {text}" for at, text in sorted(self._errors.items()))
         return f"version {bucket.iteration} of bucket {bucket.index} ({bucket.names}; {where})"
 
-    def _missing_at_start(self, within: str) -> str:
+    def _missing_at_start(self, within_s: float) -> str:
         cluster = self._control.cluster if self._control is not None else None
         if cluster is None:
-            return f"the master at {self._way} did not register it {within}"
+            return f"the master at {self._way} did not register it within {within_s:g} s"
         late = next((bucket for bucket in self.buckets if bucket.version < 0), None)
         if late is None:
-            return f"cluster {cluster} did not place it {within}: {self._not_located}"
-        return f"{self._describe(late)} did not come {within}"
+            return f"cluster {cluster} did not place it within {within_s:g} s: {self._not_located}"
+        return f"{self._describe(late)} did not come within {within_s:g} s"
 
     # The thread -----------------------------------------------------------------------------------
 
@@ -279,8 +277,7 @@ class Session:
         self._apply(self._core.sized(self.sizing.announced))
 
     def _flush(self) -> None:
-        self._flush_due = False
-        effects: list[AgentAction] = []
+        self._flush_due, effects = False, list[AgentAction]()
         while self._rung:
             effects += self._core.pushed(*self._rung.popleft())
         self._apply(effects)
@@ -348,7 +345,10 @@ class Session:
             self._have(bucket, slots, effect.version)
             self._delivered = True
         elif slots is not None:
-            self._spawn(self._transfers.fetch(self._who(), bucket, slots, effect.version))
+            bucket.acknowledged = effect.version
+            self._delivered |= (later := bucket.reads_later and bucket.version >= 0)
+            fetch = self._transfers.fetch_later if later else self._transfers.fetch
+            self._spawn(fetch(self._who(), bucket, slots, effect.version))
 
     def _resume(self, effect: Resume) -> None:
         self.buckets[effect.bucket].iteration = effect.iteration
@@ -377,10 +377,10 @@ class Session:
         if version < bucket.version:
             return
         old, bucket.source = bucket.source, slots
-        bucket.version = version
+        bucket.version, bucket.acknowledged = version, max(version, bucket.acknowledged)
         self.progress.links.turns.answered(bucket.index, version)
         self._core.held(bucket.index, version)
-        if old is not None and old is not slots and old is not bucket.slots:
+        if old is not None and old not in (slots, bucket.slots):
             old.close()
         if not self._all_here and all(c.version >= 0 for c in self.buckets):
             self._all_here = True

@@ -257,7 +257,11 @@ class StagedSnapshot(Staged):
                 copies.taken = min(copies.taken, version - 1)
             await self._take(version, copies)
         _, is_owner, transfer = await self._place()
-        return is_owner == owner_word(owner) and not transfer
+        if is_owner == owner_word(owner) and not transfer:
+            return True
+        with copies.lock:  # Whoever is told the version where the bucket is then reads it there.
+            copies.taken = min(copies.taken, version - 1)
+        return False
 
     async def _take_served(self, version: int, copies: Snapshots) -> bool:
         """Tell whether what this rank's iteration `version` led to was there for it. All is asked

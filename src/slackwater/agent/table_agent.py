@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import Future
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
@@ -87,6 +88,9 @@ class TableAgent(Agent):
             for spec in self._specs
             if spec.sparse
         }
+        if isinstance(self._session, Session):
+            for bucket in self._buckets:
+                bucket.reads_later = not bucket.sparse
         self._level()
 
     def _level(self) -> None:
@@ -111,6 +115,7 @@ class TableAgent(Agent):
                         bucket.put(position, np.zeros(spec.shape, np.float32))
                 self._session.ring(bucket)
                 self._settle((bucket,))
+                self._bring()
         if behind:
             self._begin()
 
@@ -124,6 +129,7 @@ class TableAgent(Agent):
         and `wait` raise. RowUpdates are for sparse tables, which take nothing else. `hypers`: a
         table's hyper-parameters of this batch, where they are not those of its rule; of those that
         are not sparse."""
+        self._bring()
         for name, zeros in self._zeros.items():
             update = updates.get(name)
             assert not isinstance(update, RowUpdates), name
@@ -137,6 +143,22 @@ class TableAgent(Agent):
                 assert isinstance(update, RowUpdates), name
                 self._push_rows(table.parts(update))
         return self.wait()
+
+    def _bring(self) -> None:
+        """Wait for what the last push led to, where no read has brought it: until it is here, the
+        push stands in its slot, and is applied again where an aggregator loses its memory."""
+        late = [
+            each for each in self._buckets if each.reads_later and each.version < each.iteration
+        ]
+        session = self._session
+        for bucket in late:
+            assert isinstance(session, Session)
+            bucket.reads_later = False
+            session._call(partial(session._transfers.want, bucket))
+            try:
+                self._settle((bucket,))
+            finally:
+                bucket.reads_later = True
 
     def _push_rows(self, parts: Iterable[tuple[WorkerBucket, Numbers, Floats]]) -> None:
         """Push to each of a table's blocks, as `Agent.push` does to a tensor's buckets."""
@@ -204,6 +226,7 @@ class TableAgent(Agent):
             return self.rows(name, np.arange(self._by_rows[name].shape[0]))
         if not all(self._look(bucket) for bucket in self._buckets_of(name)):
             self.add({})  # Its answer has what was applied before it, wherever the bucket is.
+            self._bring()
         return np.array(self.pull(name))
 
     def _look(self, bucket: WorkerBucket) -> bool:
@@ -213,9 +236,12 @@ class TableAgent(Agent):
             return True
         if source is not bucket.slots or not session._core.attached(bucket.index):
             return False
+        if bucket.reads_later and session._core.version_of(bucket.index) < bucket.acknowledged:
+            return False  # Its memory was lost: the last push is being applied again.
         owner = session._core.aggregator_of(bucket.index)
         if isinstance(source, StagedSnapshot):
-            return self._read_afar(bucket, source.look_again(bucket.version, owner))
+            newest = session._transfers.read_newest(bucket, source, owner)
+            return self._read_afar(bucket, newest)
         assert isinstance(source, Snapshot)
         try:
             return source.look_again(bucket.version, owner)

@@ -5,6 +5,7 @@ its channel, or is done again where the bucket is attached next.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Final
@@ -17,7 +18,7 @@ from slackwater.agent.initial import Initial
 from slackwater.agent.on_device import StagedOnDevice
 from slackwater.agent.region_access import InPlace, Staged
 from slackwater.agent.sizing import Sizing
-from slackwater.agent.snapshot import Snapshots
+from slackwater.agent.snapshot import Snapshots, StagedSnapshot
 from slackwater.agent.virtual_slots import VirtualInPlace, VirtualStaged
 from slackwater.agent.worker_bucket import WorkerBucket
 from slackwater.common.base.errors import Rejected, Unavailable
@@ -27,6 +28,9 @@ from slackwater.common.transport.base import Channel
 from slackwater.schemas.base import AggregatorId
 
 _log = logging.getLogger("slackwater.agent")
+LATER_S: Final = 0.03
+"""Seconds that a program which reads when it likes has to ask for what its push led to, before that
+is fetched unasked: nothing of the push is left for another one until it is here."""
 _TRANSFERS: Final = 4
 """Pushes and pulls in flight at once; of those that wait, early layers go first."""
 Drop = Callable[[AggregatorId, Channel, Exception], Awaitable[None]]
@@ -49,6 +53,8 @@ class Transfers:
         self._copying = asyncio.Lock()
         """States are read one part at a time: pushes and pulls come first."""
         self._seeding: set[tuple[AggregatorId, int]] = set()
+        self._wanted: dict[int, asyncio.Event] = {}
+        """By bucket: to be set where what was left for later is wanted."""
 
     async def push(
         self, ring: Ring, bucket: WorkerBucket, slots: Attached, sizing: Sizing | None
@@ -88,6 +94,32 @@ class Transfers:
             return
         self._have(bucket, slots, version)
         await self._copy_states(bucket, slots, version)
+
+    async def fetch_later(
+        self, who: str, bucket: WorkerBucket, slots: Attached, version: int
+    ) -> None:
+        """Fetch it once that is wanted, unless it was read meanwhile."""
+        wanted = self._wanted[bucket.index] = asyncio.Event()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(wanted.wait(), LATER_S)
+        if bucket.version < version and bucket.slots is slots:
+            await self.fetch(who, bucket, slots, version)
+
+    def want(self, bucket: WorkerBucket) -> None:
+        """Fetch what was left for later."""
+        if (wanted := self._wanted.get(bucket.index)) is not None:
+            wanted.set()
+
+    async def read_newest(self, bucket: WorkerBucket, slots: StagedSnapshot, owner: str) -> bool:
+        """Read the newest parameters, in the place of those that the newest push led to. False: the
+        bucket is not this aggregator's, or is being moved. Raises Unavailable, AccessRefused."""
+        before, version = bucket.version, bucket.acknowledged
+        if not await slots.look_again(version, owner):
+            return False
+        self._have(bucket, slots, version)
+        if before < version:
+            await self._copy_states(bucket, slots, version)
+        return True
 
     async def seed(self, seed: WriteSeed, bucket: WorkerBucket) -> None:
         """Fill a bare region with what this worker was asked for, and say so."""

@@ -64,6 +64,11 @@ class WorkerBucket:
         """The newest that was pushed whole."""
         self.version = -1
         """The newest whose parameters are here."""
+        self.reads_later = False
+        """Parameters are read when the program asks for them: a push is settled once it is applied.
+        """
+        self.acknowledged = -1
+        """The newest version that is known to be complete; its parameters may not be here yet."""
         self.confirmed = 0
         """The newest that the program has waited for."""
         self.pushed_s = 0.0
@@ -102,11 +107,13 @@ class WorkerBucket:
     def reached(self) -> int:
         """The newest version that may be taken for waited for: one that this process has yet to
         push for may be here, where it was started again."""
-        return min(self.version, self.iteration) if self.reads_confirmed else self.version
+        newest = self.acknowledged if self.reads_later else self.version
+        return min(newest, self.iteration) if self.reads_confirmed else newest
 
     @property
     def settled(self) -> bool:
-        return self.version >= self.iteration or self.refused is not None
+        newest = self.acknowledged if self.reads_later else self.version
+        return newest >= self.iteration or self.refused is not None
 
     @property
     def begun(self) -> bool:

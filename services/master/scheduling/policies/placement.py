@@ -66,6 +66,8 @@ class Placer:
     def _placed(self, job: JobView, gpu_type: str, mode: str) -> Allocation:
         if job.one_each and not self._single:
             return self._one_each(job.gpus, gpu_type)
+        if job.anywhere:
+            mode = "prefer"
         return self.place(job.gpus, gpu_type, mode, job.within)
 
     def place(

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from random import Random
+from typing import Any
 
 import pytest
 from tests.unit.services.master.test_master_core import Harness, spec
@@ -109,6 +110,28 @@ def test_room_is_what_records_have_not_taken_of_the_nodes_that_are_heard() -> No
     nodes.taken[NodeId("n1")] += 3
     room = nodes.room(10.0)
     assert (room.free, room.slots, room.largest) == ({"n1": 1, "n2": 2}, 6, 4)
-    assert room.barrier(4) == "slots"
-    assert room.barrier(5) == "larger-node"
-    assert nodes.room(31.0).barrier(1) == "node"
+    assert room.barrier(4, False) == room.barrier(6, True) == "slots"
+    assert room.barrier(5, False) == room.barrier(7, True) == "larger-node"
+    assert nodes.room(31.0).barrier(1, False) == nodes.room(31.0).barrier(1, True) == "node"
+
+
+def test_processes_that_need_no_place_to_meet_may_be_on_any_nodes() -> None:
+    """Hosts of an elastic program, say: on one node where they fit, else on several."""
+    harness = Harness()
+    for node in ("n1", "n2", "n3"):
+        harness.see(beat(node, 2))
+
+    def asked(id: str, workers: int, **fields: Any) -> JobRecord:
+        harness.ask(SubmitJob(spec=spec(id, workers=workers, **fields)))
+        return harness.job(id)
+
+    assert asked("one", 2, consistency="asynchronous").allocation == (("n1", 2),)
+    assert asked("meets", 3).allocation == ()
+    assert "waits for 3 worker slots on one node: the largest has 2" in harness.why("meets")
+    assert asked("several", 3, consistency="asynchronous").allocation == (("n2", 2), ("n3", 1))
+    assert asked("waits", 2, consistency="asynchronous").allocation == ()
+    assert harness.why("waits").startswith("waits for 2 worker slots: 1 of 6 free; runs when")
+    assert asked("never", 7, consistency="asynchronous").allocation == ()
+    assert harness.why("never").startswith(
+        "waits for 7 worker slots: all nodes together have 6; start another one with"
+    )

@@ -131,6 +131,14 @@ def test_elastic_jobs_that_take_turns_have_a_process_on_each_of_the_same_machine
     assert placer([4, 4], [4, 4]).place_job(asks, "", "require") == ((0, 1), (1, 1))
 
 
+def test_jobs_that_may_lie_anywhere_do_where_one_machine_is_too_small() -> None:
+    job = msgspec.structs.replace(by_turns(3), one_each=False, anywhere=True)
+    assert placer([4, 4], [4, 4]).place_job(job, "", "require") == ((0, 3),)
+    assert placer([4, 4], [2, 2]).place_job(job, "", "require") == ((0, 2), (1, 1))
+    meets = msgspec.structs.replace(job, anywhere=False)
+    assert placer([4, 4], [2, 2]).place_job(meets, "", "require") == ()
+
+
 def test_few_machines() -> None:
     assert placer([4, 4, 4], [2, 4, 3]).place(3) == ((2, 3),), "the tightest single machine"
     assert placer([4, 4, 4], [2, 4, 3]).place(6) == ((0, 2), (1, 4))
