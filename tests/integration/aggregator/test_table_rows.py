@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from tests.integration.aggregator.test_mode_kills import POINTS, travel
 
+from slackwater.agent.snapshot import reads_of
 from slackwater.agent.table_agent import TableAgent
 from slackwater.agent.table_rows import RowUpdates
 from slackwater.agent.worker_bucket import TableKind
@@ -56,18 +57,25 @@ class Adders:
     def _run(self, rank: int) -> None:
         rng = np.random.default_rng(rank)
         try:
-            with TableAgent(
-                {"t": np.zeros((ROWS, WIDTH), np.float32)}, SPARSE, url=self.url, job="j1",
-                rank=rank, workers=WORKERS, transport=self.transport, deadline_s=60.0,
-            ) as agent:  # fmt: skip
+            with self._agent(rank) as agent:
                 while not self.over.is_set():
                     self._add(agent, rank, rng)
                     self._look(agent, rank, rng.permutation(ROWS)[:200])
                 self.together.wait(60.0)
-                assert (agent.newest("t") == self.sums.sum(0)[:, None]).all()
+                self._check(agent)
                 self.together.wait(60.0)
         except BaseException as error:
             self.failures.append(error)
+
+    def _agent(self, rank: int) -> TableAgent:
+        return TableAgent(
+            {"t": np.zeros((ROWS, WIDTH), np.float32)}, SPARSE, url=self.url, job="j1",
+            rank=rank, workers=WORKERS, transport=self.transport, deadline_s=60.0,
+        )  # fmt: skip
+
+    def _check(self, agent: TableAgent) -> None:
+        """Compare all with what both added."""
+        assert (agent.newest("t") == self.sums.sum(0)[:, None]).all()
 
     def _add(self, agent: TableAgent, rank: int, rng: np.random.Generator) -> None:
         rows = rng.permutation(ROWS)[: rng.integers(0, 60)]
@@ -100,13 +108,54 @@ class Adders:
             raise self.failures[0]
 
 
-async def disturbed(lab: Any, transport: str, kills: int) -> Adders:
+@dataclass
+class DenseAdders(Adders):
+    """Two whole tables. What pushes led to is left where it is until somebody asks: some pushes
+    come without a read between them, and some at once."""
+
+    late: int = 0
+    """Pushes that were not here when the program went on."""
+    pushes: int = 0
+
+    def _agent(self, rank: int) -> TableAgent:
+        tables = {name: np.zeros((WORKERS + 1, 900), np.float32) for name in ("a", "b")}
+        return TableAgent(
+            tables, url=self.url, job="j1", rank=rank, workers=WORKERS, transport=self.transport,
+            deadline_s=60.0,
+        )  # fmt: skip
+
+    def _check(self, agent: TableAgent) -> None:
+        own, shared = self.sums[:, 0], self.sums[:, 1].sum()
+        for name in ("a", "b"):
+            assert (agent.newest(name) == np.array([*own, shared])[:, None]).all()
+
+    def _add(self, agent: TableAgent, rank: int, rng: np.random.Generator) -> None:
+        delta = np.zeros((WORKERS + 1, 900), np.float32)
+        for row, at in ((rank, 0), (WORKERS, 1)):
+            delta[row] = added = rng.integers(-4, 5)
+            self.sums[rank, at] += added
+        agent.add({"a": delta, "b": delta})
+        self.pushes += 1
+        self.late += any(bucket.version < bucket.iteration for bucket in agent._buckets)
+        self.done[rank] += 1
+
+    def _look(self, agent: TableAgent, rank: int, rows: np.ndarray) -> None:
+        for name in "ab"[: rows[0] % 3]:
+            found = agent.newest(name)
+            self.read += 1
+            assert (found == found[:, :1]).all(), "a table is torn"
+            assert found[rank, 0] == self.sums[rank, 0], "its own writes"
+
+
+async def disturbed(lab: Any, transport: str, kills: int, kind: type[Adders] = Adders) -> Adders:
     rng = random.Random(transport)
     await lab.aggregators("a1", "a2", transport=transport)
-    run = Adders(lab.supervisor.url, transport)
+    run = kind(lab.supervisor.url, transport)
     run.start()
     await run.until(3)
-    assert len(lab.director.jobs["j1"].places) == 3, "blocks of the table"
+    assert len(lab.director.jobs["j1"].places) == (3 if kind is Adders else 1), (
+        "blocks of the table"
+    )
     travelling = asyncio.ensure_future(travel(lab, rng))
     try:
         for kill in range(kills):
@@ -129,6 +178,27 @@ async def disturbed(lab: Any, transport: str, kills: int) -> Adders:
 async def test_updates_of_rows_count_once_and_no_row_is_torn(lab: Any, transport: str) -> None:
     """Takes some ten seconds: aggregators start again twelve times."""
     await disturbed(lab, transport, 6)
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+async def test_updates_of_whole_tables_count_once(lab: Any, transport: str) -> None:
+    """Takes some ten seconds: aggregators start again twelve times."""
+    run = await disturbed(lab, transport, 6, DenseAdders)
+    assert isinstance(run, DenseAdders)
+    assert run.read > 0
+    assert (run.late > run.pushes / 4) == (transport == "tcp"), "what is far is read when asked for"
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+async def test_pushes_that_nobody_read_yet_survive_a_lost_memory(lab: Any, transport: str) -> None:
+    await lab.aggregators("a1", "a2", transport=transport)
+    run = DenseAdders(lab.supervisor.url, transport)
+    run.start()
+    for kill in range(3):
+        await run.until(8 * (kill + 1))
+        assert await lab.lose("a1", lab.director.jobs["j1"]) >= 1
+    await run.until(min(run.done) + 5)
+    await run.finish()
 
 
 @pytest.mark.nightly
@@ -217,6 +287,12 @@ async def test_a_whole_table_is_read_without_a_push(lab: Any, transport: str) ->
             adder.add({"t": added})
             assert (reader.newest("t") == total).all()
         assert (adder.iteration, reader.iteration) == (5, 0)
+        before, _ = reads_of(bucket.staging for bucket in adder._buckets)
+        for _ in range(20):
+            adder.add({"t": added})
+            adder.newest("t")
+        after, _ = reads_of(bucket.staging for bucket in adder._buckets)
+        assert after - before <= 30, "one for each push, and a few that a busy machine delayed"
 
     agents = await asyncio.gather(*(asyncio.to_thread(made, rank) for rank in range(WORKERS)))
     try:
