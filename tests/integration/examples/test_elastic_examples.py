@@ -208,3 +208,53 @@ def test_a_peers_likelihood() -> None:
     peer = LatentDirichletAllocation(20, max_iter=30, random_state=0).fit(counts)
     variational = -np.log(peer.perplexity(counts))
     assert variational < found["likelihood"] < truth
+
+
+@pytest.mark.parametrize("metric", ["euclidean", "cosine"])
+def test_clusters_are_those_of_the_exact_tree(short: Path, metric: str) -> None:
+    """Neighbours that are found by and by, and their edges alone, lead to nearly the same clusters
+    (Qiao 2021, table 4.2), whoever is killed; most offers need not be sent (4.7.2: the filter)."""
+    from sklearn.cluster import HDBSCAN
+    from sklearn.metrics import fowlkes_mallows_score
+
+    def alone_each(labels: np.ndarray) -> np.ndarray:
+        noise = labels < 0
+        return np.where(noise, labels.max() + np.cumsum(noise), labels)
+
+    out = short / "out.npz"
+    given = {"POINTS": "4000", "CLUSTERS": "40", "DIMENSIONS": "5", "METRIC": metric,
+             "OUT": str(out)}  # fmt: skip
+    launched, killed = Launched(short, "hdbscan.py", "--hosts", "2", **given), False
+    while not killed and launched.process.poll() is None:
+        time.sleep(0.1)
+        if len(hosts := launched.hosts()) == 2 and (short / "checkpoints").is_dir():
+            hosts[1].send_signal(signal.SIGKILL)
+            killed = True
+    there = result_of(launched.output())
+    assert killed
+    found = np.load(out)
+    exact = HDBSCAN(min_cluster_size=5, metric=metric, copy=True).fit(found["x"]).labels_
+    for result, labels in ((there, found["labels"]),):
+        assert fowlkes_mallows_score(alone_each(labels), alone_each(exact)) > 0.94
+        assert abs(result["clusters"] - exact.max() - 1) <= 0.12 * exact.max()
+        assert result["spared"] > 0.25
+    mine = alone("hdbscan.py", **given, CLUSTER_MAX="60")
+    again = np.load(out)
+    assert np.bincount(again["labels"][again["labels"] >= 0]).max() <= 60
+    assert mine["clusters"] > 0
+
+
+def test_offers_that_would_not_be_taken_change_nothing(short: Path) -> None:
+    """The filter spares bytes, and misses no neighbour."""
+    from sklearn.neighbors import NearestNeighbors
+
+    given = {"POINTS": "2000", "CLUSTERS": "20", "OUT": str(short / "out.npz")}
+    sent, recall = [], []
+    for plainly in "01":
+        sent.append(alone("hdbscan.py", **given, PLAINLY=plainly)["mail_bytes"])
+        found = np.load(short / "out.npz")
+        nearest = NearestNeighbors(n_neighbors=15).fit(found["x"]).kneighbors()[1]
+        both = zip(found["near"], nearest, strict=True)
+        recall.append(np.mean([len(np.intersect1d(a, b)) / 15 for a, b in both]))
+    assert sent[0] < 0.75 * sent[1]
+    assert recall[0] > max(0.95, recall[1] - 0.005)
