@@ -1,6 +1,7 @@
 """`slackwater launch`: a program as a job, on the cluster that is up, else on one of its own."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -135,8 +136,44 @@ def test_what_cannot_be_launched_is_refused_with_the_remedy(launcher: Launcher) 
     for words, said in (
         (("launch", "train.py"), "a command comes after --: slackwater launch -- python train.py"),
         (("launch",), "the command comes after --: slackwater launch -- python train.py"),
+        (("launch", "--choose-hosts", "--", "python"), "an elastic program chooses"),
         (("launch", "--aggregate", "perhaps", "--", "python"), "aggregate"),
     ):
         code, _, err = launcher.run(*words)
         assert code == 2, err
         assert said in err
+
+
+CHOOSES = """
+import time
+from slackwater import elastic
+from slackwater.elastic import Bsp, Table
+
+
+class Waits(elastic.App):
+    executors = 8
+    tables = {"w": Table(1, 1)}
+    driver = Bsp(120)
+
+    class Executor(elastic.Executor):
+        def run(self, ctx, task):
+            time.sleep(0.04)
+            ctx.update("w", [[1]])
+
+    def finish(self, tables, result):
+        return {**result, "updates": float(tables["w"][0, 0])}
+
+
+elastic.launch(Waits())
+"""
+
+
+def test_an_elastic_program_chooses_its_number_of_hosts(launcher: Launcher) -> None:
+    """Takes some 20 s: a set of measurements takes two, and hosts take a while to come."""
+    (launcher.folder / "waits.py").write_text(CHOOSES)
+    code, out, err = launcher.run("launch", "waits.py", "--hosts", "1:4", "--choose-hosts")
+    assert code == 0, out + err
+    assert re.search(r"an iteration takes .* asks for", out), out
+    assert "8 executors on 1 host)" in out
+    assert "8 executors on 4 hosts)" in out
+    assert '"updates": 960.0' in out, "each task counts once"

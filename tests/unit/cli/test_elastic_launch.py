@@ -46,8 +46,14 @@ def test_a_long_name_still_makes_an_id() -> None:
 
 def options(**given: Any) -> dict[str, Any]:
     usual = {"id": "", "workers": None, "gpus": 0, "hosts": "", "restarts": 0, "memory": ""}
-    usual |= {"recover": "partial", "save_to": None}
+    usual |= {"recover": "partial", "save_to": None, "choose_hosts": False}
     return {**usual, "words": ["a/My app_2.py"], **given}
+
+
+def test_a_program_chooses_where_there_is_a_choice() -> None:
+    assert elastic_fields(options(hosts="1:2", choose_hosts=True), {})["choose_hosts"]
+    with pytest.raises(Usage, match=r"--choose-hosts: --hosts 1:1 leaves no choice"):
+        elastic_fields(options(hosts="1:1", choose_hosts=True), {})
 
 
 def test_the_job_s_fields() -> None:

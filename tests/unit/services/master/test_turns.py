@@ -8,7 +8,7 @@ from slackwater.common.base import codec
 from slackwater.schemas.base import JobId, NodeId
 from slackwater.schemas.cluster import PermitUse, WorkerHeartbeat
 from slackwater.schemas.job_requests import GetJob, JobInfo, SubmitJob
-from slackwater.schemas.jobs import BY_TURNS_VARIABLE, JobSpec
+from slackwater.schemas.jobs import BY_TURNS_VARIABLE, CHOOSE_HOSTS_VARIABLE, JobSpec
 from slackwater.services.master.environment import launch_environment
 from slackwater.services.master.gangs import ranks_at
 
@@ -38,6 +38,16 @@ def test_each_host_of_a_program_goes_to_a_node_that_others_like_it_share() -> No
 def test_its_program_is_told_that_it_takes_turns() -> None:
     assert launch_environment(JobSpec(id="j", by_turns=True)) == {BY_TURNS_VARIABLE: "1"}
     assert BY_TURNS_VARIABLE not in launch_environment(JobSpec(id="j"))
+
+
+def test_a_program_that_chooses_its_hosts_is_told_its_bounds() -> None:
+    spec = JobSpec(
+        id="j", workers=2, workers_min=1, workers_max=6, choose_hosts=True,
+        consistency="asynchronous",
+    )  # fmt: skip
+    assert launch_environment(spec) == {CHOOSE_HOSTS_VARIABLE: "1:6"}
+    with pytest.raises(ValueError, match="choose_hosts: there is no choice"):
+        JobSpec(id="j", workers=2, choose_hosts=True)
 
 
 def test_what_nodes_told_last_is_shown_with_the_job() -> None:
