@@ -10,19 +10,25 @@ computing to nearly nothing but transfers.
 *Chosen*: it begins with one host, or with all, and `--choose-hosts` measures, models and asks
 (section 3.3.1). Compared is what an iteration took with the numbers of hosts that it came to.
 
-    python benchmarks/choose_hosts.py [--rate-mbit 80] [--of nmf,mlr,lda,lasso] [--hosts 8]
-        [--json FILE] [--logs FOLDER]
+*Opportunistic* (section 3.4.4): four of the nodes are another job's, of a higher priority, in every
+other phase. Compared is the time of a program that uses what is there with that of one that has
+four hosts, and what both cost where a machine that comes and goes has a price of its own.
+
+    python benchmarks/choose_hosts.py [--rate-mbit 80] [--of nmf,mlr,lda,lasso,opportunistic]
+        [--hosts 8] [--phase-s 40] [--json FILE] [--logs FOLDER]
 """
 
 import argparse
 import asyncio
 import os
+import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from emulated_cluster import HOST, cluster
@@ -33,6 +39,9 @@ from slackwater.common.native import blas_threads
 from slackwater.common.shell.client import Client
 from slackwater.schemas.jobs import JobSpec
 
+CHEAPER = 6.7
+"""The price of a machine that stays over that of one that comes and goes (section 3.4.4)."""
+GOAL_SHORTER, GOAL_HALVES = 0.85, 0.55
 GOAL = 1.065
 """The chosen configuration's iteration over the best one's (Lee 2020, section 3.4.3)."""
 EXECUTORS = 24
@@ -84,9 +93,11 @@ class Bench:
         self.number = 0
         (folder / "emulated.py").write_text(PROGRAM)
 
-    async def submit(self, kind: Kind, workers: int, *, choose: bool) -> str:
+    async def submit(
+        self, kind: Kind, workers: int, *, choose: bool, iterations: int = ITERATIONS_MAX
+    ) -> str:
         self.number += 1
-        words = (str(kind.rows), str(kind.task_ms), str(EXECUTORS), str(ITERATIONS_MAX))
+        words = (str(kind.rows), str(kind.task_ms), str(EXECUTORS), str(iterations))
         spec = JobSpec(
             id=f"{kind.name}-{self.number}", workers=workers, workers_min=1, restarts=5,
             workers_max=self.hosts, choose_hosts=choose, consistency="asynchronous",
@@ -166,6 +177,110 @@ class Bench:
         await self.end(job)
         return had, since_s - begun_s
 
+    async def neighbour(self, workers: int) -> str:
+        """Have slots taken by a job of a higher priority."""
+        self.number += 1
+        spec = JobSpec(
+            id=f"neighbour-{self.number}", workers=workers, consistency="asynchronous", priority=5,
+            program=(sys.executable, "-c", "import time; time.sleep(3600)"), grace_s=1.0,
+        )  # fmt: skip
+        await self.client.submit(spec)
+        return spec.id
+
+    async def come_and_go(self, kind: Kind, iterations: int, phase_s: float) -> "Watched":
+        """Train while half of the nodes come and go; they are away first."""
+        half = self.hosts // 2
+        neighbour: str | None = await self.neighbour(half)
+        job = await self.submit(kind, half, choose=True, iterations=iterations)
+        await self.until_on(job, half)
+        watched, turned_s = Watched(), time.monotonic()
+        while (await self.client.job(job)).state == "running":
+            watched.look(*(await self.at(job)))
+            if time.monotonic() - turned_s > phase_s:
+                turned_s = time.monotonic()
+                if neighbour is not None:
+                    await self.end(neighbour)
+                    neighbour = None
+                else:
+                    neighbour = await self.neighbour(half)
+            await asyncio.sleep(0.1)
+        if neighbour is not None:
+            await self.end(neighbour)
+        return watched
+
+    async def stays(self, kind: Kind, iterations: int) -> "Watched":
+        """Train on half of the nodes."""
+        half = self.hosts // 2
+        job = await self.submit(kind, half, choose=False, iterations=iterations)
+        await self.until_on(job, half)
+        await self.client.scale(job, half)
+        watched = Watched()
+        while (await self.client.job(job)).state == "running":
+            watched.look(*(await self.at(job)))
+            await asyncio.sleep(0.1)
+        return watched
+
+
+class Watched:
+    """How a program went on."""
+
+    def __init__(self) -> None:
+        self.looks: list[tuple[float, int, int]] = []
+        """Seconds, iterations, hosts."""
+
+    def look(self, iteration: int, hosts: int) -> None:
+        self.looks.append((time.monotonic(), iteration, hosts))
+
+    @property
+    def took_s(self) -> float:
+        return self.looks[-1][0] - self.looks[0][0]
+
+    def host_s(self, above: int) -> float:
+        """Return the host seconds of hosts beyond so many."""
+        return sum(
+            (after[0] - before[0]) * max(0, before[2] - above)
+            for before, after in pairwise(self.looks)
+        )
+
+    def iteration_s(self, hosts: int) -> float:
+        """Return the median seconds of an iteration on so many, a second after they came."""
+        found: list[float] = []
+        same: list[tuple[float, int]] = []
+        for at_s, iteration, now in [*self.looks, (0.0, 0, -1)]:
+            if now == hosts:
+                same.append((at_s, iteration))
+                continue
+            settled = [each for each in same if each[0] > same[0][0] + 2.0]
+            if len(settled) > 1 and settled[-1][1] > settled[0][1]:
+                (first_s, first), (last_s, last) = settled[0], settled[-1]
+                found.append((last_s - first_s) / (last - first))
+            same = []
+        return statistics.median(found)
+
+
+async def opportunistic(bench: Bench, phase_s: float) -> list[Row]:
+    kind = Kind("mlr", 5, 80)
+    half = bench.hosts // 2
+    iterations = int(4 * phase_s / (-(-EXECUTORS // half) * kind.task_ms / 1e3))
+    fixed = await bench.stays(kind, iterations)
+    ours = await bench.come_and_go(kind, iterations, phase_s)
+    used = sorted({hosts for _, _, hosts in ours.looks if hosts})
+    print(f"{iterations} iterations: {ours.took_s:.0f} s on {used[0]} to {used[-1]} hosts, "
+          f"{fixed.took_s:.0f} s on {half}", flush=True)  # fmt: skip
+    # Machines that stay are paid for as long as it runs.
+    costs = [
+        half * each.took_s + each.host_s(half) / CHEAPER for each in (ours, fixed)
+    ]  # fmt: skip
+    return [
+        Figure("nodes that come and go, used: the whole run", ours.took_s, fixed.took_s, "s",
+               f"{half} that stay", goal=GOAL_SHORTER, lower_is_better=True),
+        Figure("the same: seconds of a machine that stays, paid for", costs[0], costs[1], "s",
+               f"{half} that stay", lower_is_better=True),
+        Figure(f"an iteration on {bench.hosts} hosts", 1e3 * ours.iteration_s(bench.hosts),
+               1e3 * ours.iteration_s(half), "ms", f"on {half}", goal=GOAL_HALVES,
+               lower_is_better=True),
+    ]  # fmt: skip
+
 
 async def run(options: argparse.Namespace, hosts: dict[str, Machine]) -> list[Row]:
     names = [f"w{number}" for number in range(options.hosts)]
@@ -177,6 +292,8 @@ async def run(options: argparse.Namespace, hosts: dict[str, Machine]) -> list[Ro
             for kind in KINDS:
                 if kind.name in options.of.split(","):
                     rows += await compared(bench, kind)
+            if "opportunistic" in options.of.split(","):
+                rows += await opportunistic(bench, options.phase_s)
     return rows
 
 
@@ -213,7 +330,9 @@ def inside(options: argparse.Namespace) -> None:
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rate-mbit", type=int, default=80)
-    parser.add_argument("--of", default=",".join(kind.name for kind in KINDS))
+    everything = ",".join((*(kind.name for kind in KINDS), "opportunistic"))
+    parser.add_argument("--of", default=everything)
+    parser.add_argument("--phase-s", type=float, default=40.0)
     parser.add_argument("--hosts", type=int, default=8)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--logs", type=Path, help="where the services' logs are kept")
