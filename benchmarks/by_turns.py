@@ -30,6 +30,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import psutil
 from emulated_cluster import HOST, cluster
 from figures import Figure, Row, Skipped, show, spread, write_json
@@ -102,18 +103,23 @@ distributed.destroy_process_group()
 
 @dataclass(frozen=True)
 class Kind:
-    """A job: its program and what that is given; `{iterations}` stands for their number."""
+    """A job: its program, and what that is given: the size of its table or model, and how much it
+    computes, on a core of `PRODUCT_S`."""
 
     name: str
     program: str
-    arguments: tuple[str, ...]
+    size: int
+    work: int
     consistency: str
 
 
+PRODUCT_S = 85e-6
+"""Seconds of a product of two matrices of 160 x 160, where the jobs compute as long as they move.
+"""
 KINDS = (
-    Kind("factors", ELASTIC, ("1000", "1800", "{iterations}"), "asynchronous"),
-    Kind("topics", ELASTIC, ("700", "2600", "{iterations}"), "asynchronous"),
-    Kind("network", DDP, ("600", "9000", "{iterations}"), "synchronous"),
+    Kind("factors", ELASTIC, 1000, 1560, "asynchronous"),
+    Kind("topics", ELASTIC, 700, 920, "asynchronous"),
+    Kind("network", DDP, 600, 5200, "synchronous"),
 )
 
 
@@ -201,7 +207,8 @@ class Stack:
         self.number += 1
         path = self.folder / f"{kind.name}.py"
         path.write_text(kind.program)
-        given = (each.format(iterations=self.options.iterations) for each in kind.arguments)
+        work = round(kind.work * PRODUCT_S / self.options.product_s)
+        given = map(str, (kind.size, work, self.options.iterations))
         return JobSpec(
             id=f"{kind.name}-{self.number}", workers=len(NODES), by_turns=True,
             program=(sys.executable, str(path), *given), iterations=self.options.iterations,
@@ -414,7 +421,20 @@ def _has_torch() -> bool:
     return False
 
 
+def product_s() -> float:
+    """Measure a core of this machine."""
+    a = np.random.default_rng(1).random((160, 160), np.float32)
+    found = []
+    for _ in range(5):
+        begun_s = time.perf_counter()
+        for _ in range(500):
+            a @ a
+        found.append((time.perf_counter() - begun_s) / 500)
+    return statistics.median(found)
+
+
 def inside(options: argparse.Namespace) -> None:
+    options.product_s = product_s()
     with ExitStack() as held:
         hosts = held.enter_context(machines(options.rate_mbit, HOST, *NODES))
         wide = f"htb rate {20 * options.rate_mbit}mbit ceil {20 * options.rate_mbit}mbit"
@@ -435,6 +455,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--picture", type=Path)
     parser.add_argument("--logs", type=Path, help="where the services' logs are kept")
     options = parser.parse_args(arguments)
+    os.environ.update(blas_threads.one_each(os.environ))
     return in_a_namespace(arguments, lambda: inside(options))
 
 
