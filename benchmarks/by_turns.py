@@ -1,18 +1,18 @@
 """Jobs that share two machines by turns, beside the same without an order, and one after another.
 
 Two elastic programs have a host on each of two machines, an unadapted DistributedDataParallel job
-has two processes on one of them, and all have their parameters in an aggregator on a third. Every
+has two processes on one of them, and all have their parameters in aggregators on a third. Every
 machine is a network namespace of its own on one bridge; the two send through shaped links, and what
-runs on each of them has one core of this machine, so that processes and transfers really are in
-each other's way. Jobs compute, and move what they computed, for about as long; all train for a set
-number of iterations.
+runs on each of them has half a core of this machine, so that processes and transfers really are in
+each other's way, and services are not. Jobs compute, and move what they computed, for about as
+long; all train for a set number of iterations.
 
 *By turns*: all at once (Lee 2020, section 4.3.1). *Without an order*: the same, on nodes that give
 permits to whoever asks. *One after another*: each alone. Compared is the time until all have ended.
 Eq. 4.1 says how long an iteration of the group takes, out of the seconds that each job, alone,
 holds the permits of the slower machine.
 
-    python benchmarks/by_turns.py [--rate-mbit 120] [--iterations 40] [--rounds 2] [--json FILE]
+    python benchmarks/by_turns.py [--rate-mbit 60] [--iterations 40] [--rounds 2] [--json FILE]
         [--picture FILE] [--logs FOLDER]
 """
 
@@ -25,14 +25,14 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import psutil
-from emulated_cluster import HOST, cluster
+from emulated_cluster import HOST, Cores, cluster
 from figures import Figure, Row, Skipped, show, spread, write_json
 from namespaces import Machine, in_a_namespace, machines
 
@@ -104,7 +104,7 @@ distributed.destroy_process_group()
 @dataclass(frozen=True)
 class Kind:
     """A job: its program, and what that is given: the size of its table or model, and how much it
-    computes, on a core of `PRODUCT_S`."""
+    computes, on half a core of `PRODUCT_S`."""
 
     name: str
     program: str
@@ -113,6 +113,7 @@ class Kind:
     consistency: str
 
 
+CORES = 0.5
 PRODUCT_S = 85e-6
 """Seconds of a product of two matrices of 160 x 160, where the jobs compute as long as they move.
 """
@@ -153,22 +154,26 @@ class Outcome:
 
 
 class Sampler:
-    """Looks at the two cores and links, in a thread of its own."""
+    """Looks at both machines' cores and links, in a thread of its own."""
 
-    def __init__(self, rate_mbit: int) -> None:
-        self._bytes_s = rate_mbit * 125_000
+    def __init__(self, rate_mbit: int, cores: Mapping[str, Cores]) -> None:
+        self._bytes_s, self._cores = rate_mbit * 125_000, cores
         self._end = threading.Event()
         self.samples: list[Sample] = []
 
     def _look(self) -> None:
         begun_s = before_s = time.monotonic()
-        carried, _ = self._carried(), psutil.cpu_percent(percpu=True)
+        carried, used = self._carried(), self._used()
         while not self._end.wait(SAMPLE_S):
             now_s, now = time.monotonic(), self._carried()
-            cpu = psutil.cpu_percent(percpu=True)[: len(NODES)]
-            moved = (now - carried) / (now_s - before_s) / len(NODES) / self._bytes_s
-            self.samples.append(Sample(now_s - begun_s, statistics.fmean(cpu) / 100.0, moved))
-            carried, before_s = now, now_s
+            all_s, now_used = now_s - before_s, self._used()
+            moved = (now - carried) / all_s / len(NODES) / self._bytes_s
+            self.samples.append(Sample(now_s - begun_s, (now_used - used) / all_s, moved))
+            carried, used, before_s = now, now_used, now_s
+
+    def _used(self) -> float:
+        """Return the processor seconds of both machines, as parts of what they have."""
+        return statistics.fmean(each.used_s / each.cores for each in self._cores.values())
 
     @staticmethod
     def _carried() -> int:
@@ -220,7 +225,7 @@ class Stack:
         """Run them at once."""
         found = Outcome()
         specs = {kind.name: self.spec(kind) for kind in kinds}
-        with Sampler(self.options.rate_mbit).sampling() as found.samples:
+        with Sampler(self.options.rate_mbit, self.options.cores).sampling() as found.samples:
             begun_s = time.monotonic()
             for spec in specs.values():
                 await self.client.submit(spec)
@@ -289,7 +294,9 @@ async def stack_of(
         "computing": permits, "moving": permits,
     }  # fmt: skip
     workers = dict.fromkeys(NODES, fields)
-    async with cluster(hosts, workers, options.logs, one_core_each=True) as client:
+    async with cluster(
+        hosts, workers, options.logs, cores=options.cores, aggregators=len(KINDS)
+    ) as client:
         stack = Stack(client, folder, options)
         await stack.watch()
         yield stack
@@ -436,6 +443,9 @@ def product_s() -> float:
 def inside(options: argparse.Namespace) -> None:
     options.product_s = product_s()
     with ExitStack() as held:
+        options.cores = {name: Cores(name, CORES) for name in NODES}
+        for each in options.cores.values():
+            held.callback(each.remove)
         hosts = held.enter_context(machines(options.rate_mbit, HOST, *NODES))
         wide = f"htb rate {20 * options.rate_mbit}mbit ceil {20 * options.rate_mbit}mbit"
         for parent, which in (("1:", "1:1"), ("1:1", "1:10")):
@@ -448,7 +458,7 @@ def inside(options: argparse.Namespace) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rate-mbit", type=int, default=120)
+    parser.add_argument("--rate-mbit", type=int, default=60)
     parser.add_argument("--iterations", type=int, default=40)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--json", type=Path)

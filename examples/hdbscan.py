@@ -308,7 +308,7 @@ def clustered(x, near):
     graph = csr_matrix((d, (p, q)), (len(x), len(x)))
     graph = graph.maximum(graph.T)
     count, of = connected_components(graph)
-    if count > 1:  # What is left apart is joined far away.
+    if count > 1:  # Join the rest from far away.
         ends = np.unique(of, return_index=True)[1]
         a, b, far = ends[:-1], ends[1:], np.full(count - 1, 10 * d.max())
         graph = graph + csr_matrix((np.r_[far, far], (np.r_[a, b], np.r_[b, a])), graph.shape)

@@ -1,4 +1,4 @@
-"""What a job's program finds in its environment. Pure."""
+"""The environment in which a job's program runs. Pure."""
 
 from slackwater.schemas.jobs import (
     AGGREGATE_VARIABLE,

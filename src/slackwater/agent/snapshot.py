@@ -259,7 +259,7 @@ class StagedSnapshot(Staged):
         _, is_owner, transfer = await self._place()
         if is_owner == owner_word(owner) and not transfer:
             return True
-        with copies.lock:  # Whoever is told the version where the bucket is then reads it there.
+        with copies.lock:  # It is read again where the bucket is then.
             copies.taken = min(copies.taken, version - 1)
         return False
 

@@ -39,11 +39,11 @@ _LEAST_S: Final = 1e-9
 class Choice(NamedTuple):
     hosts: int
     now_s: float
-    """What an iteration takes."""
+    """Seconds that an iteration takes."""
     then_s: float
-    """What one will take."""
+    """Seconds that one will take."""
     fit: Fit
-    """What the estimate is by."""
+    """The model that says so."""
     tries: bool = False
     """The estimate is the best that can be hoped for, and no measurement contradicts it."""
 

@@ -102,7 +102,7 @@ def test_what_the_rest_of_the_run_saves_must_be_more_than_a_change_costs() -> No
 
 
 def test_a_change_that_was_dear_is_not_made_for_little() -> None:
-    """What changes cost is measured, here half a second, of which half counts."""
+    """The cost of changes is measured, here half a second, of which half counts."""
     world = World(0.05, 0.0001)
     world.run(50)
     assert world.hosts == 8
