@@ -320,6 +320,8 @@ class Profile(Record, kw_only=True, frozen=True):
     task_cpu_s: Annotated[tuple[Seconds, ...], msgspec.Meta(max_length=BUCKETS_MAX)]
     """CPU time of each bucket's task (measured alone); e_t is this divided by cpu_share."""
     iterations: Count = 0
+    workers: Count = 0
+    """Workers that counted; 0: not said."""
     positions: Positions = ()
     """The part of the forward pass that comes before each bucket is pulled; empty: not known."""
     push_s_per_byte: Seconds = 0.0

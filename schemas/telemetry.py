@@ -148,6 +148,8 @@ class WindowMeasured(Message, kw_only=True, frozen=True, tag="job.window"):
     0: not said."""
     links: Links = ()
     """All ranks' transfers since the window before."""
+    workers: Count = 0
+    """Workers that counted; 0: not said."""
     used_cpu: Finite = 0.0
     """Cores that its tasks took since the window before, of all aggregators together: measured."""
     used_slots: Finite = 0.0

@@ -166,13 +166,19 @@ def _case(
     if pending.cause in evacuation.CAUSES:
         return evacuation.case(state, job, pending)
     if pending.cause == "start":
-        forced = pending.refused and pending.at_least == 1 and state.adapts(job)
+        forced = _is_forced(state, job, pending)
         view = cluster_view(state, job, forced=forced)
         if forced and not view.aggregators:
             view = cluster_view(state, job)
         return view, job_view(state, job)
     view = cluster_view(state, job, without=pending.full)
     return view, job_view(state, job, buckets, standalone=pending.standalone)
+
+
+def _is_forced(state: State, job: Job, pending: PendingAssignment) -> bool:
+    """Say whether a new job, which was refused a single aggregator, is to begin wherever it can."""
+    refused = pending.cause == "start" and pending.refused and pending.at_least == 1
+    return refused and state.adapts(job)
 
 
 def _fresh(state: State, job: Job, pending: PendingAssignment) -> list[AggregatorId]:
@@ -182,7 +188,8 @@ def _fresh(state: State, job: Job, pending: PendingAssignment) -> list[Aggregato
         for entry in state.aggregators.values()
         if entry.reserved_for == job.id and entry.alive and not entry.avoided
     ]
-    fresh = reserved + scaling.unused(state)
+    # Better a slow link than none: nobody else has an aggregator for it.
+    fresh = reserved + scaling.unused(state, congested=_is_forced(state, job, pending))
     if pending.cause == "profiled":
         temporary = (a for a in job.record.temporary if state.alive(a))
         fresh = [a for a in temporary if not state.aggregators[a].avoided] + fresh

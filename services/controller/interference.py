@@ -5,8 +5,9 @@ VGG19 with two background flows keeps 93 % and is not moved). Below it, a window
 an aggregator is congested if a byte takes `congested_at` times what it took when the job was
 profiled, in either direction, and so many times what it takes to the job's least slowed other
 aggregator. Where all are slow alike it is the workers' machine or network, and moving helps nobody.
-One slow iteration decides nothing: the speed is a window's mean, in which a pause does not count,
-the times are sums over all its transfers.
+A job that has more workers than when it was profiled says nothing: its bytes take longer by its own
+doing. One slow iteration decides nothing: the speed is a window's mean, in which a pause does not
+count, the times are sums over all its transfers.
 
 What the job has on congested aggregators goes to others with room, with new ones where the master
 has any; else to the job's remaining ones, if by the model that is faster than the congestion and no
@@ -123,7 +124,7 @@ def tick(state: State, now_s: float) -> None:
 
 def _found(state: State, job: Job, window: WindowMeasured) -> dict[AggregatorId, float]:
     profile, at = job.record.profile, state.config.congested_at
-    if profile is None or at == 0.0:
+    if profile is None or at == 0.0 or 0 < profile.workers < window.workers:
         return {}
     here = [link for link in window.links if link.aggregator in job.homes()]
     return congested(slowdowns(profile, here), at)

@@ -45,8 +45,9 @@ def idle(state: State) -> list[AggregatorId]:
     return unused(state) if state.config.scaling_s else []
 
 
-def unused(state: State) -> list[AggregatorId]:
-    """Ours, of no use to anybody, and not given back yet: a job may have them at once."""
+def unused(state: State, *, congested: bool = False) -> list[AggregatorId]:
+    """Ours, of no use to anybody, and not given back yet: a job may have them at once. `congested`:
+    those behind a congested link, too."""
     used, going = state.index.involved, given_back(state)
     return [
         id
@@ -56,7 +57,7 @@ def unused(state: State) -> list[AggregatorId]:
         and entry.request
         and not entry.temporary
         and entry.reserved_for is None
-        and not entry.avoided
+        and not (entry.leaving or (entry.avoided and not congested))
         and id not in used
         and id not in going
     ]

@@ -180,6 +180,7 @@ class Profiler:
                 quieter_half_s=window.quieter_half_s,
                 spanned_s=window.spanned_s,
                 links=job.iterations.links.take(),
+                workers=job.iterations.workers,
                 used_cpu=used_cpu,
                 used_slots=used_slots,
             )
@@ -200,6 +201,7 @@ class Profiler:
             iteration_s=job.iterations.iteration_s(),
             task_cpu_s=tuple(job.costs_s[bucket] for bucket in range(len(job.costs_s))),
             iterations=count,
+            workers=job.iterations.workers,
         )
         self._out.append(
             Publish(

@@ -3,11 +3,11 @@
 from typing import Any
 
 import pytest
-from tests.unit.services.controller.harness import Harness, Pool
+from tests.unit.services.controller.harness import Harness, Pool, placed
 
-from slackwater.schemas.base import AggregatorId, JobId
+from slackwater.schemas.base import AggregatorId, JobId, Ok
 from slackwater.schemas.cluster import DeallocateAggregators
-from slackwater.schemas.placement import Profile
+from slackwater.schemas.placement import Profile, ReleaseJob
 from slackwater.schemas.telemetry import JobProfiled, LinkTimes, WindowMeasured
 from slackwater.services.controller.interference import congested, slowdowns
 
@@ -61,25 +61,27 @@ def test_an_aggregator_is_congested_if_it_stands_out(
 class Measured(Harness):
     """Jobs whose transfers are measured."""
 
+    profiled_workers = 0
+
     def profile(
         self, id: str, costs_s: list[float], iteration_s: float = 1.0, network_bytes: int = 0
     ) -> None:
         profile = Profile(
             iteration_s=iteration_s, task_cpu_s=tuple(costs_s), iterations=5,
             push_s_per_byte=USUAL.push_s_per_byte, pull_s_per_byte=USUAL.pull_s_per_byte,
-            network_bytes=network_bytes,
+            network_bytes=network_bytes, workers=self.profiled_workers,
         )  # fmt: skip
         self.see(JobProfiled(job=JobId(id), location_epoch=self.epoch_of(id), profile=profile))
 
     def epoch_of(self, id: str) -> int:
         return sum(place.location_epoch for place in self.stored[id].places)
 
-    def window_with(self, id: str, iteration_s: float, *links: LinkTimes) -> None:
+    def window_with(self, id: str, iteration_s: float, *links: LinkTimes, workers: int = 0) -> None:
         self.pass_time(30)
         self.see(
             WindowMeasured(
                 job=JobId(id), location_epoch=self.epoch_of(id), last_iteration=100,
-                iterations=3, iteration_s=iteration_s, links=links,
+                iterations=3, iteration_s=iteration_s, links=links, workers=workers,
             )
         )  # fmt: skip
 
@@ -148,6 +150,32 @@ def test_a_congested_aggregator_is_kept_from_everybody_until_it_was_not_seen_for
     assert "a0" not in harness.pool.records
     given_back = [m.aggregators for m in harness.sent if isinstance(m, DeallocateAggregators)]
     assert ("a0",) in given_back
+
+
+def test_a_job_that_has_grown_is_no_sign_of_congestion() -> None:
+    """Its own workers share the link that it was profiled on with fewer."""
+    harness = Measured(Pool(4, room=2))
+    harness.profiled_workers = 2
+    harness.place("j", [0.02, 0.01, 0.005])
+    harness.window_with("j", 9.0, link("a0", pull=16.0), link("a1"), workers=8)
+    assert harness.congestions() == []
+    harness.window_with("j", 9.0, link("a0", pull=16.0), link("a1"), workers=2)
+    assert harness.congestions() == ["a0 congested"]
+
+
+def test_a_new_job_begins_behind_a_congested_link_where_there_is_no_other() -> None:
+    """It waited for five minutes, and its program gave up after two."""
+    harness = Measured(Pool(1, room=1), unprofiled_after_s=10.0)
+    harness.place("j", [0.02])
+    harness.window_with("j", 9.0, link("a0", pull=16.0))
+    assert harness.congestions() == ["a0 congested"]
+    harness.ask(ReleaseJob(job=JobId("j")))
+    harness.pass_time(5)
+    assert harness.ask(placed("k", 2, servers=1)) == Ok()
+    harness.pass_time(5)
+    assert harness.stored["k"].phase == "waiting", "it may be good again soon"
+    harness.pass_time(10)
+    assert harness.homes("k") == ["a0", "a0"]
 
 
 def test_windows_that_still_show_it_keep_it_congested() -> None:
