@@ -97,6 +97,8 @@ class HostsChooser:
         self._set: _Set | None = None
         self._asked: tuple[int, float] | None = None
         """Hosts that were asked for and are not there yet, and since when."""
+        self._idle = False
+        """Some hosts have nothing to do, and nobody misses them."""
         self._tasks = 0
         """Tasks that were completed since then."""
         self._change_s = CHANGE_S
@@ -113,7 +115,9 @@ class HostsChooser:
         """Take note of a host's batch. Return the hosts to ask for, if others than now are better.
         `loads`: executors by host; `servers`: aggregators that hold the tables."""
         self._tasks += tasks
-        if not loads or min(loads.values()) < 1 or sum(loads.values()) < self.executors:
+        idle = sum(not count for count in loads.values())
+        self._idle = len(loads) > self.executors  # There is none for each of them.
+        if (idle and not self._idle) or sum(loads.values()) < self.executors:
             self._set = None  # Executors are on their way.
             return None
         if self._set is None or self._set.loads != loads:
@@ -135,13 +139,13 @@ class HostsChooser:
         long = now_s - measured.since_s >= SET_S
         if not long or measured.tasks < SET_ITERATIONS * self.executors:
             return None
-        hosts = len(measured.loads)
+        hosts = sum(count > 0 for count in measured.loads.values())
         self._learn(hosts, measured, now_s)
         self._set = _Set(measured.loads, now_s)
         self._set.warm = True
         if self._asked is not None:
             wanted, since_s = self._asked
-            if wanted != hosts and now_s - since_s < PATIENCE_S:
+            if wanted != len(measured.loads) and now_s - since_s < PATIENCE_S:
                 return None
             self._asked = None
         choice = self._choose(hosts, servers, now_s)
@@ -169,7 +173,7 @@ class HostsChooser:
             key=lambda w: (self.iteration_s(w, fit, servers), abs(w - hosts)),
         )
         choice = Choice(best, now.iteration_s, self.iteration_s(best, fit, servers), fit)
-        if best != hosts and self._pays(choice):
+        if self._idle or (best != hosts and self._pays(choice)):
             return choice
         if len(self._known) > 1:
             return None

@@ -147,6 +147,15 @@ def test_executors_on_their_way_are_not_measured() -> None:
         assert chooser.heard(0, 2, 0.1, {0: 4, 1: 0}, 1, float(number)) is None
 
 
+def test_hosts_for_which_there_is_no_executor_are_given_back() -> None:
+    chooser = HostsChooser(2, 1, 8)
+    loads = {0: 1, 1: 1, 2: 0, 3: 0}
+    found = [chooser.heard(n % 2, 1, 0.9, loads, 1, n / 2) for n in range(200)]
+    choices = [choice.hosts for choice in found if choice is not None]
+    assert choices[0] == 2
+    assert len(choices) <= 2, "and not asked for again at once"
+
+
 def test_a_host_that_comes_or_goes_begins_a_new_set() -> None:
     world = World(0.05, 0.0001)
     for _ in range(30):
