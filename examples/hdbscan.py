@@ -235,7 +235,7 @@ class Hdbscan(elastic.App):
             fresh, old = chosen(
                 lists[:, :-1], self.first, len(self.near), NEIGHBOURS, 1000 * task + self.number
             )
-            self.new &= ~(fresh[:, :, None] == self.near[:, None, :] + 1).any(1)  # They were.
+            self.new &= ~(fresh[:, :, None] == self.near[:, None, :] + 1).any(1)  # Drawn once.
             out = np.zeros((EXECUTORS, BLOCK * PER_ROW, 3))
             found, offers, spared = join(
                 self.x, fresh, old, longest, bool(PLAINLY), self.first, self.near, self.far,
@@ -295,7 +295,7 @@ class Hdbscan(elastic.App):
 
 
 def clustered(x, near):
-    """The label of each point, -1: noise, by the tree of the lists' edges."""
+    """Return the label of each point, -1: noise, by the tree of the lists' edges."""
     from scipy.sparse import csr_matrix
     from scipy.sparse.csgraph import connected_components
     from sklearn.cluster import HDBSCAN

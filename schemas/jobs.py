@@ -281,7 +281,7 @@ class JobSpec(Record, kw_only=True, frozen=True):
         if self.within and not self.gpus:
             raise ValueError(f"within: {self.within} without GPUs; give gpus, or leave it out")
         if self.choose_hosts and (self.gpus or not self.elastic):
-            raise ValueError("choose_hosts: there is no choice; give workers_min, workers_max")
+            raise ValueError("choose_hosts: give workers_min and workers_max, and no gpus")
         if self.by_turns and self.gpus:
             raise ValueError("by_turns: of a job with GPUs, which has them to itself; leave it out")
         if self.batch_size or self.batch_min or self.batch_max:

@@ -86,11 +86,11 @@ def _settled(state: State, now_s: float) -> bool:
 
 
 def _dispatch(state: State, schedule: Schedule, now_s: float) -> None:
-    of_gpus = schedule is state.gpus
-    capacities = state.nodes.gpus(now_s) if of_gpus else state.nodes.slots(now_s)
+    gpus = schedule is state.gpus
+    capacities = state.nodes.gpus(now_s) if gpus else state.nodes.slots(now_s)
     schedule.capacities = capacities
     fresh = list(dict.fromkeys(schedule.snapshot.changed))
-    moved = _hide_too_large(schedule, capacities, of_gpus)
+    moved = _hide_too_large(schedule, capacities)
     holds = _Holds(state, schedule, now_s)
     holds.reopen()
     asked_s = schedule.wake_s if now_s - LATE_S < schedule.wake_s < now_s else now_s
@@ -221,9 +221,9 @@ def _feasible(
 # Jobs that may not start --------------------------------------------------------------------------
 
 
-def _hide_too_large(schedule: Schedule, capacities: tuple[Capacity, ...], of_gpus: bool) -> bool:
-    """Hide the jobs that no node, or for GPUs not even all nodes, could ever hold. True: there is
-    another limit than before."""
+def _hide_too_large(schedule: Schedule, capacities: tuple[Capacity, ...]) -> bool:
+    """Hide the jobs that no node, or not even all nodes, could ever hold. True: there is another
+    limit than before."""
     largest = most_together(capacities)
     snapshot, moved = schedule.snapshot, largest != schedule.largest
     schedule.largest = largest

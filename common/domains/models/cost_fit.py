@@ -41,6 +41,11 @@ class Fit(msgspec.Struct, frozen=True):
     def worst(self) -> float:
         return max(map(abs, self.residuals))
 
+    def batch_s(self, model_bytes: float, workers: int, servers: int, instances: float) -> float:
+        """Return the seconds of a mini-batch of so many instances."""
+        crowded = max(1.0, workers / servers) * model_bytes / self.machine.bytes_per_s
+        return instances * self.machine.instance_s + crowded + self.server_s * servers
+
 
 def fitted(model_bytes: float, measured: Sequence[Measured]) -> Fit:
     """Raises Rejected: there are no measurements, or no time in them."""
@@ -55,15 +60,13 @@ def fitted(model_bytes: float, measured: Sequence[Measured]) -> Fit:
     crowded = [max(1.0, m.workers / m.servers) * model_bytes / m.transfer_s for m in measured]
     servers = [m.servers / m.transfer_s for m in measured]
     byte_s, server_s = _two_from_zero(crowded, servers)
-    foretold = [
-        m.instances * instance_s + (a * byte_s + b * server_s) * m.transfer_s
-        for m, a, b in zip(measured, crowded, servers, strict=True)
-    ]
-    residuals = tuple(
-        then / (m.compute_s + m.transfer_s) - 1.0
-        for then, m in zip(foretold, measured, strict=True)
-    )
-    return Fit(Machine(instance_s, 1.0 / byte_s), server_s, residuals)
+    fit = Fit(Machine(instance_s, 1.0 / byte_s), server_s, ())
+    residuals = (
+        fit.batch_s(model_bytes, m.workers, m.servers, m.instances)
+        / (m.compute_s + m.transfer_s) - 1.0
+        for m in measured
+    )  # fmt: skip
+    return msgspec.structs.replace(fit, residuals=tuple(residuals))
 
 
 def _two_from_zero(first: Sequence[float], second: Sequence[float]) -> tuple[float, float]:

@@ -102,8 +102,12 @@ class Transfers:
         wanted = self._wanted[bucket.index] = asyncio.Event()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(wanted.wait(), LATER_S)
-        if bucket.version < version and bucket.slots is slots:
+        if bucket.slots is not slots:
+            return  # It is delivered again where the bucket is then.
+        if bucket.version < version:
             await self.fetch(who, bucket, slots, version)
+        elif isinstance(slots, Staged):
+            await self._copy_states(bucket, slots, version)
 
     def want(self, bucket: WorkerBucket) -> None:
         """Fetch what was left for later."""
@@ -113,12 +117,10 @@ class Transfers:
     async def read_newest(self, bucket: WorkerBucket, slots: StagedSnapshot, owner: str) -> bool:
         """Read the newest parameters, in the place of those that the newest push led to. False: the
         bucket is not this aggregator's, or is being moved. Raises Unavailable, AccessRefused."""
-        before, version = bucket.version, bucket.acknowledged
+        version = bucket.acknowledged
         if not await slots.look_again(version, owner):
             return False
         self._have(bucket, slots, version)
-        if before < version:
-            await self._copy_states(bucket, slots, version)
         return True
 
     async def seed(self, seed: WriteSeed, bucket: WorkerBucket) -> None:

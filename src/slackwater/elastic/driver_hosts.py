@@ -65,9 +65,8 @@ class _Known(NamedTuple):
 class _Set:
     """Measurements while hosts and executors stay where they are."""
 
-    def __init__(self, loads: Mapping[int, int], now_s: float) -> None:
-        self.loads, self.since_s = dict(loads), now_s
-        self.warm = False
+    def __init__(self, loads: Mapping[int, int], now_s: float, *, warm: bool) -> None:
+        self.loads, self.since_s, self.warm = dict(loads), now_s, warm
         self.tasks = 0
         self.computed_s: dict[int, float] = {}
         self.computed: dict[int, int] = {}
@@ -76,6 +75,11 @@ class _Set:
         self.tasks += tasks
         self.computed[rank] = self.computed.get(rank, 0) + tasks
         self.computed_s[rank] = self.computed_s.get(rank, 0.0) + computed_s
+
+    @property
+    def hosts(self) -> int:
+        """Count the hosts that have executors."""
+        return sum(count > 0 for count in self.loads.values())
 
     @property
     def task_s(self) -> float:
@@ -97,10 +101,8 @@ class HostsChooser:
         self._set: _Set | None = None
         self._asked: tuple[int, float] | None = None
         """Hosts that were asked for and are not there yet, and since when."""
-        self._idle = False
-        """Some hosts have nothing to do, and nobody misses them."""
         self._tasks = 0
-        """Tasks that were completed since then."""
+        """Tasks that were completed since that was asked."""
         self._change_s = CHANGE_S
 
     def heard(
@@ -115,13 +117,12 @@ class HostsChooser:
         """Take note of a host's batch. Return the hosts to ask for, if others than now are better.
         `loads`: executors by host; `servers`: aggregators that hold the tables."""
         self._tasks += tasks
-        idle = sum(not count for count in loads.values())
-        self._idle = len(loads) > self.executors  # There is none for each of them.
-        if (idle and not self._idle) or sum(loads.values()) < self.executors:
+        at_work = sum(count > 0 for count in loads.values())
+        if at_work < min(len(loads), self.executors) or sum(loads.values()) < self.executors:
             self._set = None  # Executors are on their way.
             return None
         if self._set is None or self._set.loads != loads:
-            self._set = _Set(loads, now_s)
+            self._set = _Set(loads, now_s, warm=False)
             return None
         self._set.add(rank, tasks, computed_s)
         return self._next(self._set, servers, now_s)
@@ -133,27 +134,25 @@ class HostsChooser:
     def _next(self, measured: _Set, servers: int, now_s: float) -> Choice | None:
         if not measured.warm:
             if measured.tasks >= WARM_UP_ITERATIONS * self.executors:
-                self._set = _Set(measured.loads, now_s)
-                self._set.warm = True
+                self._set = _Set(measured.loads, now_s, warm=True)
             return None
         long = now_s - measured.since_s >= SET_S
         if not long or measured.tasks < SET_ITERATIONS * self.executors:
             return None
-        hosts = sum(count > 0 for count in measured.loads.values())
-        self._learn(hosts, measured, now_s)
-        self._set = _Set(measured.loads, now_s)
-        self._set.warm = True
+        self._learn(measured, now_s)
+        self._set = _Set(measured.loads, now_s, warm=True)
         if self._asked is not None:
             wanted, since_s = self._asked
             if wanted != len(measured.loads) and now_s - since_s < PATIENCE_S:
                 return None
             self._asked = None
-        choice = self._choose(hosts, servers, now_s)
+        choice = self._choose(measured, servers, now_s)
         if choice is not None:
             self._asked, self._tasks = (choice.hosts, now_s), 0
         return choice
 
-    def _learn(self, hosts: int, measured: _Set, now_s: float) -> None:
+    def _learn(self, measured: _Set, now_s: float) -> None:
+        hosts = measured.hosts
         iteration_s = (now_s - measured.since_s) * self.executors / measured.tasks
         task_s = measured.task_s
         before = self._known.get(hosts)
@@ -165,7 +164,8 @@ class HostsChooser:
             lost_s = now_s - self._asked[1] - self._tasks / self.executors * iteration_s
             self._change_s += WEIGHT * (max(0.0, lost_s) - self._change_s)
 
-    def _choose(self, hosts: int, servers: int, now_s: float) -> Choice | None:
+    def _choose(self, measured: _Set, servers: int, now_s: float) -> Choice | None:
+        hosts, idle = measured.hosts, len(measured.loads) > measured.hosts
         self._known = {w: known for w, known in self._known.items() if now_s - known.at_s < KEPT_S}
         fit, now = self.fit(servers), self._known[hosts]
         best = min(
@@ -173,7 +173,7 @@ class HostsChooser:
             key=lambda w: (self.iteration_s(w, fit, servers), abs(w - hosts)),
         )
         choice = Choice(best, now.iteration_s, self.iteration_s(best, fit, servers), fit)
-        if self._idle or (best != hosts and self._pays(choice)):
+        if idle or (best != hosts and self._pays(choice)):
             return choice
         if len(self._known) > 1:
             return None
@@ -207,6 +207,4 @@ class HostsChooser:
         model says."""
         if (known := self._known.get(hosts)) is not None:
             return known.iteration_s
-        compute_s = self._most_tasks(hosts) * fit.machine.instance_s
-        crowded = max(1.0, hosts / servers) / fit.machine.bytes_per_s
-        return compute_s + crowded + fit.server_s * servers
+        return fit.batch_s(1.0, hosts, servers, self._most_tasks(hosts))

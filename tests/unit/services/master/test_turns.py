@@ -46,7 +46,7 @@ def test_a_program_that_chooses_its_hosts_is_told_its_bounds() -> None:
         consistency="asynchronous",
     )  # fmt: skip
     assert launch_environment(spec) == {CHOOSE_HOSTS_VARIABLE: "1:6"}
-    with pytest.raises(ValueError, match="choose_hosts: there is no choice"):
+    with pytest.raises(ValueError, match="choose_hosts: give workers_min"):
         JobSpec(id="j", workers=2, choose_hosts=True)
 
 

@@ -291,6 +291,15 @@ def test_parameters_are_fitted_to_what_was_measured() -> None:
     assert alone.worst < 1e-9
 
 
+def test_transfers_that_do_not_grow_with_workers_are_a_cost_of_servers() -> None:
+    """The least squares would have a link whose bytes take less than no time."""
+    seen = [Measured(w, 1, 24 / w, 1.0, took_s) for w, took_s in ((1, 0.5), (4, 0.48), (8, 0.46))]
+    fit = fitted(1.0, seen)
+    assert fit.machine.bytes_per_s > 1e6
+    assert fit.server_s == pytest.approx(0.48, abs=0.01)
+    assert fit.batch_s(1.0, 8, 1, 0.0) == pytest.approx(0.48, abs=0.01)
+
+
 @given(st.lists(st.tuples(st.integers(1, 31), st.floats(0.8, 1.25)), min_size=1, max_size=8))
 def test_a_fit_is_finite_and_from_0_on_whatever_was_measured(seen: list[tuple[int, float]]) -> None:
     fit = fitted(MODEL_BYTES, [as_measured(w, 32 - w, noise=noise) for w, noise in seen])
