@@ -139,6 +139,23 @@ class PermitUse(Record, kw_only=True, frozen=True):
     """Permits that it held for so long that others went on beside it."""
 
 
+TurnState = Literal["waiting", "profiling", "profiled", "running", "paused"]
+"""A job that takes turns is not started yet; runs, and is measured; is measured, and waits until
+the others are; runs with those that it was found to fit; or is paused (Lee 2020, section 4.3.2)."""
+
+
+class TurnGroup(Record, kw_only=True, frozen=True):
+    """A job that takes turns, and those that it shares nodes with."""
+
+    state: TurnState
+    computing_s: Seconds = 0.0
+    moving_s: Seconds = 0.0
+    """Seconds of an iteration, on its slowest node; both 0: it is not measured yet."""
+    nodes: Count = 0
+    """The number on which that was measured."""
+    shares_with: Annotated[tuple[JobId, ...], msgspec.Meta(max_length=TURNS_MAX)] = ()
+
+
 class WorkerHeartbeat(Heartbeat, kw_only=True, frozen=True, tag="worker.heartbeat"):
     """A machine that can start job processes."""
 

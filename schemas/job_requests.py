@@ -22,7 +22,7 @@ from slackwater.schemas.base import (
     Workers,
     cut_texts,
 )
-from slackwater.schemas.cluster import PermitUse
+from slackwater.schemas.cluster import PermitUse, TurnGroup
 from slackwater.schemas.hangs import Hang
 from slackwater.schemas.job_states import JobState
 from slackwater.schemas.jobs import JobRecord, JobSpec
@@ -249,6 +249,8 @@ class JobInfo(Message, kw_only=True, frozen=True, tag="job.info"):
     many."""
     turns: Annotated[tuple[PermitUse, ...], msgspec.Meta(max_length=WORKERS_MAX)] = ()
     """Its use of its nodes' permits, of a job that takes turns."""
+    group: TurnGroup | None = None
+    """Set for a job that takes turns and has not ended."""
 
 
 class JobList(Message, kw_only=True, frozen=True, tag="job.list-reply"):

@@ -78,6 +78,9 @@ class MasterConfig(ServiceConfig, kw_only=True, frozen=True):
     replayed, a policy that plans with them (srtf, srsf) may be told. Empty: nobody knows them."""
     gpu_min_run_s: Annotated[float, msgspec.Meta(ge=0.0)] = 0.0
     """Seconds that a job keeps its GPUs at least, once it has them."""
+    regroup_gain: Annotated[float, msgspec.Meta(ge=0.0, le=1000.0)] = 0.05
+    """The part by which the use of nodes must become larger for jobs that take turns to be moved to
+    others that they fit better; 0: they stay where they were started."""
     tick_s: Duration = 1.0
     """Seconds between two looks at what is lost, silent or still to be told."""
     jobs_kept_max: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 1000

@@ -69,7 +69,6 @@ from slackwater.schemas.job_requests import (
     FinishJob,
     GetJob,
     JobAccepted,
-    JobInfo,
     JobList,
     JoinJob,
     KeepMark,
@@ -108,6 +107,7 @@ from slackwater.services.master import (
     own_size,
     pausing,
     rank_restarts,
+    regrouping,
     rerun,
     scaling,
     silence,
@@ -117,7 +117,7 @@ from slackwater.services.master import (
 )
 from slackwater.services.master.config import MasterConfig
 from slackwater.services.master.ended import ENDED_BUCKET
-from slackwater.services.master.explain import brief, fitting, shown
+from slackwater.services.master.explain import brief, fitting, info, shown
 from slackwater.services.master.gangs import joins, processes
 from slackwater.services.master.gpu_machines import GpuMachines, vacate
 from slackwater.services.master.jobs import (
@@ -300,15 +300,7 @@ class Master:
         if job is None:
             state.reply(token, Refused(reason=unknown(message.job), code=NOT_FOUND))
             return
-        (record,) = shown(state, [job], now_s)
-        info = JobInfo(
-            job=record,
-            progress=job.shown_progress(now_s, by_rank=True),
-            hang=hangs.hang_of(job),
-            history=tuple(job.learning.points),
-            turns=state.nodes.turns_of(job.id),
-        )
-        state.reply(token, info)
+        state.reply(token, info(state, job, now_s))
 
     def _list(self, token: int, message: ListJobs, now_s: float) -> None:
         state = self.state
@@ -428,6 +420,7 @@ class Master:
                     state.slots.due = state.gpus.due = True
                     lifecycle.stop_strangers(state, message)
                 orphans.look(state, message, now_s)
+                regrouping.heard(state, message, now_s)
             case ClusterReport():
                 state.clusters.heard(message, now_s)
                 cluster_reports.take(state, message, now_s)
@@ -463,6 +456,7 @@ class Master:
         for job in list(state.unsettled.values()):
             self._look_after(job, now_s)
         vacate(state, state.nodes.cordoned(), now_s)
+        regrouping.look(state, now_s)
         dispatch.tick(state, now_s)
         autoscaling.tick(state, self.scalings, now_s)
 

@@ -13,6 +13,7 @@ import msgspec
 
 from slackwater.common.base.limits import LIST_BYTES_MAX
 from slackwater.schemas.base import JobId, Record
+from slackwater.schemas.job_requests import JobInfo
 from slackwater.schemas.jobs import JobRecord
 from slackwater.services.master import idle_gpus
 from slackwater.services.master.clusters import Clusters
@@ -23,6 +24,7 @@ from slackwater.services.master.lifecycle import stop_grace_s
 from slackwater.services.master.missing_ranks import stall, unheard
 from slackwater.services.master.nodes import Room
 from slackwater.services.master.pausing import why_held
+from slackwater.services.master.regrouping import group_of
 from slackwater.services.master.scaling import lacking
 from slackwater.services.master.state import State
 
@@ -55,6 +57,19 @@ def shown(state: State, page: Iterable[Job], now_s: float) -> Iterator[JobRecord
             why = why or unheard(job, state.config.agent_silent_s, now_s) or lacking(record)
             why = why or idle_gpus.reason(job)
         yield msgspec.structs.replace(record, reason=why[:REASON_CHARS_MAX])
+
+
+def info(state: State, job: Job, now_s: float) -> JobInfo:
+    """Tell all that is known of one job."""
+    (record,) = shown(state, [job], now_s)
+    return JobInfo(
+        job=record,
+        progress=job.shown_progress(now_s, by_rank=True),
+        hang=hang_of(job),
+        history=tuple(job.learning.points),
+        turns=state.nodes.turns_of(job.id),
+        group=group_of(state, job),
+    )
 
 
 def _why(job: Job, clusters: Clusters, now_s: float) -> str:

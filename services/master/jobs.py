@@ -29,6 +29,7 @@ from slackwater.services.master.keys import OF_PROCESSES, Order, Verb
 from slackwater.services.master.learning import Learning
 from slackwater.services.master.nodes import Nodes
 from slackwater.services.master.progress import Progress
+from slackwater.services.master.turn_profiles import TurnProfile
 from slackwater.services.master.turn_sums import TurnSums
 from slackwater.services.master.usage import Aggregation, lasted
 
@@ -91,6 +92,7 @@ class Job:
     progress: Progress = field(default_factory=Progress)
     learning: Learning = field(default_factory=Learning)
     turns: TurnSums = field(default_factory=TurnSums)
+    turn_profile: TurnProfile = field(default_factory=TurnProfile)
     aggregation: Aggregation = field(default_factory=Aggregation)
     quick_deaths: dict[int, int] = field(default_factory=dict)
     """How often each rank died soon after it had been started, one after another."""

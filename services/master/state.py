@@ -16,7 +16,7 @@ import msgspec
 from slackwater.common.base.effects import Effect, Persist, Publish, Reply, Request
 from slackwater.common.base.limits import JOBS_MAX
 from slackwater.schemas import subjects
-from slackwater.schemas.base import TOO_MANY, ClusterId, JobId, Message, Refused
+from slackwater.schemas.base import TOO_MANY, ClusterId, JobId, Message, NodeId, Refused
 from slackwater.schemas.cluster import TenantUse
 from slackwater.schemas.gpus import GpuId
 from slackwater.schemas.job_events import JobEvent
@@ -93,6 +93,12 @@ class State:
         self.gpus = Schedule("gpus", scheduler, Snapshot(durations or {}))
         self.elastic: dict[JobId, Job] = {}
         """Jobs without GPUs that run, and whose number of workers may change."""
+        self.turning: dict[JobId, Job] = {}
+        """Jobs that take turns and hold slots of nodes."""
+        self.regroups: dict[JobId, tuple[tuple[NodeId, ...], float]] = {}
+        """Jobs that are to go on at other nodes, which have no room yet; until when they wait."""
+        self.regroup_s = 0.0
+        """When it is looked at again who shares nodes with whom."""
         self.starting: dict[JobId, Job] = {}
         """Jobs that may wait until others have left their GPUs."""
         self.holders: dict[GpuId, dict[JobId, Job]] = {}
@@ -205,6 +211,10 @@ class State:
             self.elastic[job.id] = job
         else:
             self.elastic.pop(job.id, None)
+        if new.spec.by_turns and new.state in HOLDING_STATES and new.allocation:
+            self.turning[job.id] = job
+        else:
+            self.turning.pop(job.id, None)
         if new.state == "starting":
             self.starting[job.id] = job
         else:
@@ -220,6 +230,7 @@ class State:
             "unsettled": set(self.unsettled),
             "settled": sorted(e for e in self.settled if e[1] not in self.usage.forgetting),
             "elastic": set(self.elastic),
+            "turning": set(self.turning),
             "starting": set(self.starting),
             "holders": {gpu: set(jobs) for gpu, jobs in self.holders.items() if jobs},
             "slots taken": +self.nodes.taken,

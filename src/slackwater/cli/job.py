@@ -21,7 +21,7 @@ from slackwater.console.options import Json, Url
 from slackwater.console.outcome import out, print_json
 from slackwater.console.sizes import human
 from slackwater.console.tables import Row
-from slackwater.schemas.cluster import PermitUse
+from slackwater.schemas.cluster import PermitUse, TurnGroup
 from slackwater.schemas.hangs import Hang
 from slackwater.schemas.job_requests import JobInfo
 from slackwater.schemas.job_states import TERMINAL_STATES, WAITING_STATES
@@ -110,13 +110,27 @@ def described(
     terminal."""
     record, progress = info.job, info.progress
     facts = [*_facts(record, progress, now_s), *([("Ends", ends.said())] if ends else [])]
-    facts += [("Turns" if not at else "", _turns(each)) for at, each in enumerate(info.turns)]
+    turns = [*([_group(info.group)] if info.group else []), *map(_turns, info.turns)]
+    facts += [("Turns" if not at else "", each) for at, each in enumerate(turns)]
     found = [f"{label + ':' * bool(label):<{LABEL}} {text}".rstrip() for label, text in facts]
     rows = list(_ranks(record, progress, now_s))
     if rows:
         found += ["Ranks:", *(INDENT + line for line in _rank_table(rows, width))]
     if info.hang is not None:
         found += ["Hangs:", *(INDENT + line for line in _stacks(info.hang))]
+    return found
+
+
+def _group(group: TurnGroup) -> str:
+    """Say how far the job is with those that it shares nodes with."""
+    found: str = group.state
+    if group.nodes:
+        found += (
+            f": an iteration computes for {group.computing_s:.3g} s and moves bytes for "
+            f"{group.moving_s:.3g} s on {number_of(group.nodes, 'node')}"
+        )
+    if group.shares_with:
+        found += f"; it shares nodes with {', '.join(group.shares_with)}"
     return found
 
 

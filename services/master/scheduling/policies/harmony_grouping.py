@@ -22,7 +22,7 @@ Everything is in machine-seconds: Tcpu(m) = work / m.
 """
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from heapq import heapify, heapreplace
 from itertools import accumulate
 from math import ceil, floor
@@ -82,6 +82,13 @@ def schedule(
     if best < 0.0:
         return Grouping([], [], 0.0)
     return next(g for g in found if g.utilization >= best * (1 - fewer_jobs))
+
+
+def groupings(jobs: Sequence[Subtasks], machines: int) -> Iterator[Grouping]:
+    """Yield groups of all the jobs, one to `TUNED_GROUPS_MAX` of them, by algorithm 2."""
+    arrays, weights = Jobs(jobs), (CPU_WEIGHT, NETWORK_WEIGHT)
+    for number in range(1, min(len(jobs), machines, TUNED_GROUPS_MAX) + 1):
+        yield _grouped(arrays, len(jobs), number, machines, weights, 0.0)
 
 
 def _counts_to_try(groups: int, most: int, tune: bool) -> list[int]:

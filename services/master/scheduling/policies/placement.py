@@ -11,6 +11,7 @@ p_ji binary each product w_i * p_ji is replaced by a variable z_ji between max(0
 and min(w_i, W p_ji), which is exact.
 """
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -18,13 +19,14 @@ from typing import NamedTuple
 from slackwater.schemas.base import JobId
 from slackwater.schemas.gpus import Within
 from slackwater.services.master.scheduling.hosts import HostUse
+from slackwater.services.master.scheduling.meeting import meeting
 from slackwater.services.master.scheduling.view import NOTHING, Allocation, JobView, View
 
 
 class Placer:
     """Free GPUs of every machine while a plan is made: stops give back, placements take."""
 
-    __slots__ = ("_free", "_hosts", "_single", "_stops", "_view")
+    __slots__ = ("_free", "_hosts", "_single", "_stops", "_turning", "_view")
 
     def __init__(self, view: View, stops: Collection[JobId] = ()) -> None:
         self._view = view
@@ -32,6 +34,8 @@ class Placer:
         self._single = len(self._free) == 1
         self._stops = stops
         self._hosts: HostUse | None = None
+        self._turning: dict[JobId, Allocation] | None = None
+        """Jobs that share machines by turns, as far as anybody asked for a place among them."""
         for job_id in stops:
             self.give_back(view.jobs[job_id].allocation)
 
@@ -65,7 +69,7 @@ class Placer:
 
     def _placed(self, job: JobView, gpu_type: str, mode: str) -> Allocation:
         if job.one_each and not self._single:
-            return self._one_each(job.gpus, gpu_type)
+            return self._one_each(job, gpu_type)
         if job.anywhere:
             mode = "prefer"
         return self.place(job.gpus, gpu_type, mode, job.within)
@@ -140,10 +144,11 @@ class Placer:
     def _fill_holes(self, gpus: int, gpu_type: str) -> Allocation:
         return _take_in_turn(gpus, sorted(self._nodes(gpu_type)))
 
-    def _one_each(self, gpus: int, gpu_type: str) -> Allocation:
-        """One of each machine, the same machines as far as they have room: jobs that take turns
-        share them. With fewer machines they have several."""
-        nodes = sorted(self._nodes(gpu_type), key=lambda node: node[1])
+    def _one_each(self, job: JobView, gpu_type: str) -> Allocation:
+        """One of each machine, on idle ones or else those of the smallest group that has as many:
+        jobs that take turns share them. With fewer machines they have several."""
+        gpus = job.gpus
+        nodes = self._by_group(gpus, self._nodes(gpu_type))
         if sum(free for free, _ in nodes) < gpus:
             return NOTHING
         taken = dict.fromkeys((index for _, index in nodes), 0)
@@ -152,9 +157,31 @@ class Placer:
                 if gpus and taken[index] < free:
                     taken[index] += 1
                     gpus -= 1
-        allocation = tuple((index, count) for index, count in taken.items() if count)
+        allocation = tuple(sorted((index, count) for index, count in taken.items() if count))
         self.take(allocation)
+        if self._turning is not None:
+            self._turning[job.id] = allocation
         return allocation
+
+    def _by_group(self, gpus: int, nodes: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Sort (free, index) such that those come first on which a job that takes turns is to be
+        measured: of the group with the fewest jobs that has so many machines with room (Lee 2020,
+        section 4.3.2)."""
+        if self._turning is None:
+            jobs = self._view.jobs.values()
+            running = (j for j in jobs if j.one_each and j.allocation and j.id not in self._stops)
+            self._turning = {job.id: job.allocation for job in running}
+        places = {job: [index for index, _ in there] for job, there in self._turning.items()}
+        here = Counter(index for there in places.values() for index in there)
+        sizes = [(len(jobs), machines) for jobs, machines in meeting(places)]
+        sizes.append((0, {index for _, index in nodes if not here[index]}))
+        enough = (
+            (size, min(machines), machines)
+            for size, machines in sizes
+            if sum(index in machines for _, index in nodes) >= gpus > 0
+        )
+        _, _, best = min(enough, key=lambda each: each[:2], default=(0, 0, set[int]()))
+        return sorted(nodes, key=lambda node: (node[1] not in best, here[node[1]], node[1]))
 
     def _emptiest(self, gpus: int, gpu_type: str) -> Allocation:
         return _take_in_turn(gpus, sorted(self._nodes(gpu_type), key=lambda n: (-n[0], n[1])))
