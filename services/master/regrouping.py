@@ -37,7 +37,7 @@ SETTLE_S: Final = 60.0
 def heard(state: State, heartbeat: WorkerHeartbeat, now_s: float) -> None:
     """Take what jobs had of a node's permits so far."""
     for each in heartbeat.turns:
-        job = state.turning.get(each.job)
+        job = state.turning.jobs.get(each.job)
         if job is None or each.node != heartbeat.node:
             continue
         record = job.record
@@ -49,15 +49,15 @@ def heard(state: State, heartbeat: WorkerHeartbeat, now_s: float) -> None:
 
 def look(state: State, now_s: float) -> None:
     """Go on with what was decided; else look, once in a while, who should be with whom."""
-    state.regroups = {
+    state.turning.moves = {
         id: (nodes, until_s)
-        for id, (nodes, until_s) in state.regroups.items()
-        if now_s < until_s and id in state.turning and not _moved(state, id, nodes, now_s)
+        for id, (nodes, until_s) in state.turning.moves.items()
+        if now_s < until_s and id in state.turning.jobs and not _moved(state, id, nodes, now_s)
     }
-    if state.regroups or now_s < state.regroup_s or not state.config.regroup_gain:
+    if state.turning.moves or now_s < state.turning.look_s or not state.config.regroup_gain:
         return
-    state.regroup_s = now_s + LOOK_S
-    jobs = list(state.turning.values())
+    state.turning.look_s = now_s + LOOK_S
+    jobs = list(state.turning.jobs.values())
     if len(jobs) < 2 or not all(_looked_at(job, now_s) for job in jobs):
         return
     known = [job for job in jobs if job.turn_profile.measured and job.turn_profile.known]
@@ -78,7 +78,7 @@ def look(state: State, now_s: float) -> None:
         "moves": {id: list(nodes) for id, nodes in found.places.items()},
     }
     state.out.append(Log("turns.regrouped", fields))
-    state.regroups = {
+    state.turning.moves = {
         id: (nodes, now_s + SETTLE_S)
         for id, nodes in found.places.items()
         if not _moved(state, id, nodes, now_s)
@@ -109,7 +109,7 @@ def _state_of(record: JobRecord, job: Job) -> TurnState:
 
 
 def _with(state: State, id: JobId) -> set[JobId]:
-    places = {each: _nodes_of(job.record) for each, job in state.turning.items()}
+    places = {each: _nodes_of(job.record) for each, job in state.turning.jobs.items()}
     group = next((jobs for jobs, _ in meeting(places) if id in jobs), set())
     return group - {id}
 

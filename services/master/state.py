@@ -7,6 +7,7 @@ functions on it.
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from heapq import heapify, heappush
 from math import inf
 from typing import Any, Final
@@ -60,6 +61,18 @@ whoever comes first cannot fill it, and two of them have nearly the same (dynami
 switches with a shared buffer)."""
 
 
+@dataclass(slots=True)
+class Turning:
+    """Jobs that take turns on nodes (regrouping.py)."""
+
+    jobs: dict[JobId, Job] = field(default_factory=dict)
+    """The ones that hold slots of nodes."""
+    moves: dict[JobId, tuple[tuple[NodeId, ...], float]] = field(default_factory=dict)
+    """Job -> nodes at which it is to go on, once they have room; until when it waits for that."""
+    look_s: float = 0.0
+    """When it is looked at again who shares nodes with whom."""
+
+
 class State:
     def __init__(
         self, config: MasterConfig, scheduler: Scheduler, durations: Durations | None = None
@@ -93,12 +106,7 @@ class State:
         self.gpus = Schedule("gpus", scheduler, Snapshot(durations or {}))
         self.elastic: dict[JobId, Job] = {}
         """Jobs without GPUs that run, and whose number of workers may change."""
-        self.turning: dict[JobId, Job] = {}
-        """Jobs that take turns and hold slots of nodes."""
-        self.regroups: dict[JobId, tuple[tuple[NodeId, ...], float]] = {}
-        """Jobs that are to go on at other nodes, which have no room yet; until when they wait."""
-        self.regroup_s = 0.0
-        """When it is looked at again who shares nodes with whom."""
+        self.turning = Turning()
         self.starting: dict[JobId, Job] = {}
         """Jobs that may wait until others have left their GPUs."""
         self.holders: dict[GpuId, dict[JobId, Job]] = {}
@@ -212,9 +220,9 @@ class State:
         else:
             self.elastic.pop(job.id, None)
         if new.spec.by_turns and new.state in HOLDING_STATES and new.allocation:
-            self.turning[job.id] = job
+            self.turning.jobs[job.id] = job
         else:
-            self.turning.pop(job.id, None)
+            self.turning.jobs.pop(job.id, None)
         if new.state == "starting":
             self.starting[job.id] = job
         else:
@@ -230,7 +238,7 @@ class State:
             "unsettled": set(self.unsettled),
             "settled": sorted(e for e in self.settled if e[1] not in self.usage.forgetting),
             "elastic": set(self.elastic),
-            "turning": set(self.turning),
+            "turning": set(self.turning.jobs),
             "starting": set(self.starting),
             "holders": {gpu: set(jobs) for gpu, jobs in self.holders.items() if jobs},
             "slots taken": +self.nodes.taken,

@@ -1,5 +1,5 @@
-"""Who shares nodes with whom, of jobs that take turns: Harmony's grouping on a running cluster (Lee
-2020, section 4.3.2).
+"""Choose which jobs that take turns share nodes: Harmony's grouping on a running cluster (Lee 2020,
+section 4.3.2).
 
 Pure. Algorithm 2 forms groups out of all that run, and gives each a number of nodes. Here every job
 has bounds of its own, some cannot be moved, and nobody is paused to let others run, as slots have

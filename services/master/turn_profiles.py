@@ -1,5 +1,5 @@
-"""What an iteration of a job that takes turns takes of its nodes: seconds of computing, and seconds
-of moving bytes (Lee 2020, section 4.3.2).
+"""Measure an iteration of a job that takes turns: seconds of computing, and of moving bytes, on its
+nodes (Lee 2020, section 4.3.2).
 
 Pure. Worker services tell with each heartbeat how long a job's processes held its permits so far.
 Divided by the iterations that ended meanwhile, that is the node's part of one. The slowest node

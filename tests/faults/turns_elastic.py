@@ -17,7 +17,7 @@ ITERATIONS, EXECUTORS = int(os.environ["ITERATIONS"]), 2
 ROWS = int(os.environ.get("VALUES", "1000")) // 1000
 
 
-class Turns(elastic.App):
+class Counting(elastic.App):
     executors = EXECUTORS
     tables = {"w": Table(ROWS, 1000)}
     driver = Bsp(ITERATIONS)
@@ -45,4 +45,4 @@ class Turns(elastic.App):
 
 
 if __name__ == "__main__":
-    print(elastic.launch(Turns()))
+    print(elastic.launch(Counting()))

@@ -2,6 +2,7 @@
 
 import json
 import re
+from typing import Any
 
 import msgspec
 import pytest
@@ -19,7 +20,7 @@ from slackwater.console import documents, figures, tables
 from slackwater.console.outcome import print_json
 from slackwater.console.tables import Row, natural
 from slackwater.schemas.base import JobId, NodeId
-from slackwater.schemas.cluster import PermitUse
+from slackwater.schemas.cluster import PermitUse, TurnGroup
 from slackwater.schemas.job_requests import JobInfo
 from slackwater.schemas.jobs import JobRecord, JobSpec
 from slackwater.schemas.progress import RankProgress
@@ -209,6 +210,20 @@ def test_a_job_that_takes_turns_shows_what_it_had_on_each_node() -> None:
     )
     assert text[first + 1].strip().startswith("w2: computed 1.0 s")
     assert text[first + 1].endswith("kept a permit too long 2 times: others went on")
+
+
+def test_a_job_that_takes_turns_shows_how_far_its_group_is() -> None:
+    def said(**fields: Any) -> list[str]:
+        info = JobInfo(job=running("j1").record, group=TurnGroup(**fields))
+        return [line for line in described(info, NOW_S) if line.startswith("Turns:")]
+
+    assert said(state="profiling") == ["Turns:        profiling"]
+    assert said(
+        state="running", computing_s=0.2123, moving_s=0.14, nodes=2, shares_with=("a", "b")
+    ) == [
+        "Turns:        running: an iteration computes for 0.212 s and moves bytes for 0.14 s on 2 "
+        "nodes; it shares nodes with a, b"
+    ]
 
 
 # The pool -----------------------------------------------------------------------------------------

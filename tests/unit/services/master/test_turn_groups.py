@@ -1,4 +1,4 @@
-"""Who shares nodes with whom, of jobs that take turns."""
+"""Jobs that take turns and are to share nodes: which ones, and where."""
 
 from itertools import product
 from math import inf
@@ -175,7 +175,7 @@ def test_what_is_found_is_within_bounds_and_better(
 
 
 def test_against_all_ways_to_place_four_jobs_on_two_nodes() -> None:
-    """As in figure 4.17, against exhaustive search: on average 98 % of the best."""
+    """On average it has 98 % of the best use, as in figure 4.17."""
     ratios = []
     kinds = [(1.0, 0.2), (0.8, 0.1), (0.2, 1.0), (0.1, 0.7), (0.5, 0.5), (0.9, 0.6)]
     for skipped in product(range(3), range(3, 6)):

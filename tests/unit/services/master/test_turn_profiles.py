@@ -1,4 +1,4 @@
-"""What an iteration of a job that takes turns takes of its nodes, by what these tell."""
+"""Iterations of a job that takes turns, measured by what its nodes tell."""
 
 import pytest
 
