@@ -74,6 +74,8 @@ class BucketWriter:
         """Stored, and not noted yet, in their order."""
         self._noting = 0
         """Writes that are being noted."""
+        self._notes = False
+        """A task notes what is stored, until all of it is."""
         self._queue: deque[Write] = deque()
         self._window: deque[Write] = deque()
         self._in_flight = 0
@@ -168,8 +170,8 @@ class BucketWriter:
         window = self._window
         while window and window[0].durable:
             self._unnoted.append(window.popleft())
-        if self._unnoted and not self._noting:
-            self._noting = len(self._unnoted)
+        if self._unnoted and not self._notes:
+            self._notes = True
             self._tasks.spawn(self._note())
 
     async def _note(self) -> None:
@@ -181,6 +183,7 @@ class BucketWriter:
             for write in group:
                 self._noting -= 1
                 self._on_durable(write.ticket)
+        self._notes = False
 
     def _fail(self, error: BaseException) -> None:
         if not self._failed:

@@ -92,9 +92,9 @@ class FileWitness:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._digests: dict[str, str] = {}
-        self._lines = 0
-        self._whole = False
-        """The file has all that was noted: no write of it failed since it was made."""
+        self._lines: int | None = None
+        """Lines of the file, which has all that was noted; None: a write of it failed, or it was
+        not made yet."""
 
     async def read(self) -> Told:
         try:
@@ -108,13 +108,13 @@ class FileWitness:
 
     async def add(self, writes: Sequence[Noted], mark: Mark) -> None:
         _apply(self._digests, writes)
-        if not self._whole or self._lines > 2 * len(self._digests) + SPARE_LINES:
+        if self._lines is None or self._lines > 2 * len(self._digests) + SPARE_LINES:
             await asyncio.to_thread(self._replace, mark)
         else:
-            await asyncio.to_thread(self._append, writes, mark)
+            await asyncio.to_thread(self._append, writes, mark, self._lines)
 
     def _replace(self, mark: Mark) -> None:
-        self._whole = False
+        self._lines = None
         private_folder(self._path.parent)
         draft = self._path.with_name(f"{self._path.name}.new")
         lines = [*(_line(Noted(*each)) for each in self._digests.items()), _line(mark)]
@@ -128,16 +128,16 @@ class FileWitness:
             os.fsync(folder)
         finally:
             os.close(folder)
-        self._lines, self._whole = len(lines), True
+        self._lines = len(lines)
 
-    def _append(self, writes: Sequence[Noted], mark: Mark) -> None:
-        self._whole = False
+    def _append(self, writes: Sequence[Noted], mark: Mark, before: int) -> None:
+        self._lines = None
         lines = [*map(_line, writes), _line(mark)]
         with self._path.open("ab") as file:
             file.write(b"".join(lines))
             file.flush()
             os.fdatasync(file.fileno())
-        self._lines, self._whole = self._lines + len(lines), True
+        self._lines = before + len(lines)
 
 
 def parsed(content: bytes) -> Told:

@@ -94,8 +94,6 @@ def decide(state: State, job: Job, now_s: float) -> None:
     pending = job.pending
     if pending is None or AllocationAsked(job.id) in state.asked:
         return
-    if job.record.phase == "released" or (job.moving and pending.cause != "lost"):
-        return
     evacuates = pending.cause in evacuation.CAUSES
     if evacuates and not evacuation.buckets(state, job, pending.cause):
         job.pending = None  # The link is good again, or the order was taken back.

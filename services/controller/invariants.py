@@ -22,6 +22,8 @@ def check_invariants(state: State) -> None:
             "nowhere while it waits": record.phase != "waiting" or not record.places,
             "somewhere once it is hosted": record.phase in ("waiting", "released")
             or len(record.places) == len(record.buckets) > 0,
+            "with nothing to decide while it moves or once it is released": job.pending is None
+            or record.phase not in ("moving", "released"),
             "copied where it moves alone": job.moving or not job.copied,
         }
         broken = [what for what, holds in good.items() if not holds]

@@ -20,7 +20,7 @@ from slackwater.services.master.explain import NO_CONTROLLER
 from slackwater.services.master.gangs import processes
 from slackwater.services.master.jobs import Job, unfit, unknown
 from slackwater.services.master.keys import Order
-from slackwater.services.master.lifecycle import advance, answer_waiting
+from slackwater.services.master.lifecycle import answer_waiting
 from slackwater.services.master.rerun import begin_again, ending, forgetting
 from slackwater.services.master.state import (
     JOBS_BUCKET,
@@ -139,7 +139,6 @@ def placed(state: State, job: Job, what: Order, refused: Refused | None) -> None
         job.tensors = ()  # The next rank's list may be the one that the controller has.
     if job.waiting:
         answer_waiting(state, job, refused or _registered(job))
-    advance(state, job)
 
 
 def _too_slow(state: State, spec: JobSpec) -> Refused | None:

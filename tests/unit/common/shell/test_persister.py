@@ -1,6 +1,7 @@
 """The bucket's writer, against a server that loses, delays and refuses in every order."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -15,18 +16,20 @@ from slackwater.common.shell.world import SimWorld
 from slackwater.common.store.base import EPOCH_KEY, Bucket, Entry, SequenceConflict
 from slackwater.common.store.memory import SeededStoreFaults
 from slackwater.common.store.witness import Content, Mark, digest_of
-from slackwater.common.store.witness_file import MemoryWitness
+from slackwater.common.store.witness_file import MemoryWitness, Noted
 
 
 class Owned:
     """A writer that has taken its bucket over, and what it told."""
 
-    def __init__(self, sim: SimWorld, bucket: Bucket, fence: int) -> None:
+    def __init__(
+        self, sim: SimWorld, bucket: Bucket, fence: int, witness: MemoryWitness | None = None
+    ) -> None:
         self.durable: list[Any] = []
         self.failures: list[BaseException] = []
         self.bucket = bucket
         self.told: list[Mark] = []
-        self.witness = MemoryWitness()
+        self.witness = witness or MemoryWitness()
 
         async def tell(_bucket: str, mark: Mark) -> None:
             self.told.append(mark)
@@ -37,10 +40,12 @@ class Owned:
         )  # fmt: skip
 
     @classmethod
-    async def take(cls, sim: SimWorld, wrap: Any = None) -> "Owned":
+    async def take(
+        cls, sim: SimWorld, wrap: Any = None, witness: MemoryWitness | None = None
+    ) -> "Owned":
         bucket = await sim.client("owner").store.bucket("b")
         fence = await bucket.put(EPOCH_KEY, b"epoch", expected_last=await bucket.last_sequence())
-        return cls(sim, wrap(bucket) if wrap else bucket, fence)
+        return cls(sim, wrap(bucket) if wrap else bucket, fence, witness)
 
     async def settle(self) -> None:
         async with asyncio.timeout(500.0):
@@ -95,6 +100,35 @@ def test_every_write_becomes_durable_once_and_in_order(seed: int) -> None:
             key: f"{digest_of(key, value):032x}" for key, value in model.items()
         }
         assert (await owned.bucket.load()).mark == owned.told[-1]
+
+    run_simulated(main())
+
+
+def test_one_group_of_writes_is_noted_at_a_time() -> None:
+    """A witness that lags may not be overtaken: what is told durable later would be told first."""
+
+    class Slow(MemoryWitness):
+        at_once = 0
+        most = 0
+
+        async def add(self, writes: Sequence[Noted], mark: Mark) -> None:
+            self.at_once += 1
+            self.most = max(self.most, self.at_once)
+            await asyncio.sleep(0.5)
+            await super().add(writes, mark)
+            self.at_once -= 1
+
+    async def main() -> None:
+        sim = SimWorld(1)
+        slow = Slow()
+        owned = await Owned.take(sim, witness=slow)
+        for number in range(5):
+            owned.writer.write(f"k{number}", b"v", number)
+            await asyncio.sleep(0.1)
+            assert owned.writer.waiting + len(owned.durable) == number + 1
+        await owned.settle()
+        assert slow.most == 1
+        assert owned.durable == list(range(5))
 
     run_simulated(main())
 

@@ -9,6 +9,7 @@ import pytest
 from tests.unit.services.controller.harness import Crashed, Harness, Pool, last, placed
 
 from slackwater.common.base.effects import (
+    Answered,
     Publish,
     Recovered,
     Request,
@@ -45,10 +46,13 @@ from slackwater.schemas.placement import (
     PlaceJob,
     ReleaseJob,
     SlotPlan,
+    TensorCopyDone,
 )
 from slackwater.schemas.telemetry import WindowMeasured
 from slackwater.schemas.tensors import TensorSpec
+from slackwater.services.controller import hosting
 from slackwater.services.controller.core import Controller
+from slackwater.services.controller.state import Job
 
 # A job's life -----------------------------------------------------------------------------------
 
@@ -320,6 +324,19 @@ def test_a_refused_revert_stays_with_the_reason_and_is_forgiven_when_all_is_well
         assert not set(harness.stored["new"].excluded) & set(harness.homes("new"))
 
 
+def test_a_controller_that_begins_anew_goes_on_with_a_revert_that_was_refused() -> None:
+    harness = sharing()
+    record = harness.stored["new"]
+    assert record.phase == "steady"
+    excluded = record.places[0].aggregator
+    harness.stored["new"] = msgspec.structs.replace(record, excluded=(excluded,))
+    harness.restart()
+    harness.pass_time(2)
+    harness.migrated("new")
+    assert excluded not in harness.homes("new")
+    assert harness.stored["new"].cause == "reverted"
+
+
 def test_a_job_is_reverted_a_bounded_number_of_times() -> None:
     harness = sharing(reverts_max=2)
     for _ in range(6):
@@ -387,6 +404,77 @@ def test_a_job_on_its_way_counts_where_it_goes_for_the_next_one_that_is_decided(
 
 
 # Restarts and losses ----------------------------------------------------------------------------
+
+
+def test_jobs_that_wait_stand_in_line_as_they_were_submitted_after_a_restart() -> None:
+    harness = Harness(Pool(2))
+    harness.place("all", [0.09, 0.09])
+    for id in ("z", "a"):
+        harness.now_s += 1.0
+        assert harness.ask(placed(id, 2)) == Ok()
+        assert harness.stored[id].phase == "waiting"
+    harness.stored = dict(sorted(harness.stored.items()))
+    harness.restart()
+    assert list(harness.core.state.line) == ["z", "a"]
+
+
+def test_an_answer_that_is_older_than_an_arrival_loses_nothing() -> None:
+    """A bucket is gone where it was, so its new aggregator is asked; it arrives, and then the
+    answer comes that says it has not."""
+    harness = Harness(Pool(8))
+    harness.place("old", [0.02, 0.02])
+    assert harness.ask(placed("new", 2)) == Ok()
+    harness.profile("new", [0.02, 0.02])
+    record = harness.stored["new"]
+    assert record.phase == "moving"
+    source, target = record.places[0].aggregator, record.target[0].aggregator
+    harness.pool.held[source].pop((JobId("new"), 0))
+    harness.hold = (ListBuckets,)
+    harness.restart()
+    while harness.core.state.jobs[JobId("new")].missing_s.get(0) is None:
+        asked, harness.held_back = harness.held_back, []
+        assert asked
+        for request in asked:
+            harness.step(Answered(request.key, harness.pool.answer(request)))
+        harness.pass_time(1)
+    late = [r for r in harness.held_back if r.subject.split(".")[4] == target]
+    answers = [(request.key, harness.pool.answer(request)) for request in late]
+    assert answers
+    harness.hold = ()
+    harness.pool.held[target][JobId("new"), 0] = record.target[0].location_epoch
+    harness.see(
+        TensorCopyDone(
+            migration=record.migration, job=JobId("new"), bucket=0, version=1, nbytes=1,
+            location_epoch=record.target[0].location_epoch, source=source, target=target,
+            copy_s=0.1,
+        )
+    )  # fmt: skip
+    for key, answer in answers:
+        harness.step(Answered(key, answer))
+    assert "rehosted" not in harness.said("new")
+    assert harness.stored["new"].target == record.target
+
+
+@pytest.mark.parametrize(
+    ("consistency", "active", "phase", "saved"),
+    [
+        ("synchronous", 0, "steady", True),
+        ("synchronous", 2, "steady", False),
+        ("synchronous", 2, "hosting", True),
+        ("asynchronous", 0, "steady", True),
+        ("asynchronous", 2, "steady", True),
+    ],
+)
+def test_a_checkpoint_stands_in_for_a_memory_where_it_says_all(
+    consistency: Consistency, active: int, phase: Any, saved: bool
+) -> None:
+    harness = Harness(Pool(2))
+    harness.place("j", [0.02, 0.01])
+    record = harness.stored["j"]
+    plan = msgspec.structs.replace(record.plan, consistency=consistency, active=active)
+    spec = msgspec.structs.replace(record.spec, save_to="/saved")
+    job = Job(msgspec.structs.replace(record, spec=spec, plan=plan, phase=phase))
+    assert hosting._saved(job) == ("/saved" if saved else "")
 
 
 def test_a_controller_that_was_killed_in_a_migration_finds_out_what_arrived() -> None:

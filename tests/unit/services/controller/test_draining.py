@@ -77,6 +77,21 @@ def test_an_aggregator_that_nobody_uses_is_taken_before_it_is_given_back() -> No
     assert not [each for each in harness.sent if isinstance(each, AllocateAggregators)]
 
 
+def test_what_is_ordered_while_a_job_is_on_its_way_is_decided_once_it_has_arrived() -> None:
+    harness = two(room=4)
+    harness.drain("a0")
+    on_its_way = harness.stored["j"]
+    assert on_its_way.phase == "moving"
+    harness.drain("a1", request="r2")
+    harness.pass_time(5)
+    assert harness.stored["j"].target == on_its_way.target
+    assert harness.stored["j"].migration == on_its_way.migration
+    harness.migrated("j")
+    harness.pass_time(2)
+    harness.migrated("j")
+    assert set(harness.homes("j")) == {"a2", "a3"}
+
+
 def test_without_a_spare_aggregator_the_others_take_what_is_there() -> None:
     harness = two()
     harness.drain("a0")

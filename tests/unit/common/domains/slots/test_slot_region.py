@@ -58,6 +58,18 @@ def test_what_was_formatted_opens_with_all_that_an_aggregator_must_know() -> Non
     assert (opened.state(1, 1) == 2.5).all()
 
 
+def test_each_number_of_a_region_is_kept_for_whoever_opens_it_next() -> None:
+    memory, made = make()
+    names = (
+        "version", "location_epoch", "owner", "transfer", "folds", "task_cpu_ns", "copied_bytes",
+        "counted",
+    )  # fmt: skip
+    for number, name in enumerate(names, 3):
+        setattr(made, name, number)
+    opened = SlotRegion.open(memoryview(memory))
+    assert [getattr(opened, name) for name in names] == list(range(3, 3 + len(names)))
+
+
 def test_two_regions_of_one_bucket_can_be_told_apart() -> None:
     assert make()[1].identity != make()[1].identity
 
