@@ -51,7 +51,7 @@ def changes(module: str, source: str) -> list[Change]:
     found: dict[tuple[str, int, int], Change] = {}
     for name, node in _functions(ast.parse(source)):
         for statement in node.body:
-            for each in ast.walk(statement):
+            for each in _walked(statement):
                 for kind, place, new in _of(each):
                     text = ast.get_source_segment(source, place) or ""
                     if text.startswith(TOLD):
@@ -66,6 +66,15 @@ def changes(module: str, source: str) -> list[Change]:
                         Change(module, name, place.lineno, kind, text, after, start, end),
                     )
     return sorted(found.values(), key=lambda change: (change.start, change.kind))
+
+
+def _walked(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield it and what is in it, but for annotations: they do nothing."""
+    yield node
+    for name, value in ast.iter_fields(node):
+        for each in value if isinstance(value, list) else [value]:
+            if isinstance(each, ast.AST) and name not in ("annotation", "returns"):
+                yield from _walked(each)
 
 
 def _functions(tree: ast.Module) -> Iterator[tuple[str, Any]]:

@@ -17,7 +17,7 @@ from slackwater.common.shell.peers import Peers
 from slackwater.common.shell.world import SimWorld
 from slackwater.common.store.accepted import accept
 from slackwater.common.store.base import EPOCH_KEY
-from slackwater.common.store.witness import Mark
+from slackwater.common.store.witness import Content, Mark
 from slackwater.common.store.witness_file import MemoryWitnesses
 from slackwater.schemas.service import EpochRecord
 
@@ -34,6 +34,21 @@ def put_back(sim: SimWorld, older: Any) -> None:
     now = sim.storage._streams[BUCKET]
     now.last, now.mark = stream.last, stream.mark
     now.entries = dict(entries)
+
+
+def test_a_bucket_that_is_taken_over_is_marked_with_what_it_holds() -> None:
+    """Without a mark a peer could not tell that the bucket is older than the take-over."""
+
+    async def main() -> None:
+        sim = SimWorld(1)
+        service = await Running(sim).ready()
+        await service.add("c1", 5)
+        await Running(sim).ready()
+        loaded = await (await sim.client("looks").store.bucket(BUCKET)).load()
+        assert loaded.records
+        assert loaded.mark == Content(loaded.records).mark(2, loaded.last)
+
+    simulate(main())
 
 
 @pytest.mark.parametrize("looks", [False, True], ids=["at a write", "at the next look"])

@@ -256,6 +256,37 @@ async def test_a_file_that_could_not_be_written_is_whole_once_it_can(tmp_path: P
     assert await file.read() == Told(content.mark(1, 2), dict([lost, after]))
 
 
+async def test_a_file_that_could_not_be_written_anew_is_not_added_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has grown long, and the shorter one could not take its place: it lacks what was noted."""
+    monkeypatch.setattr(witness_file, "SPARE_LINES", 4)
+    file, content = FileWitness(tmp_path / "b"), Content()
+    await file.begin({}, content.mark(1, 0))
+    notes, sequence = dict[str, str](), 0
+
+    async def add(key: str) -> None:
+        nonlocal sequence
+        sequence += 1
+        noted = Noted(key, content.write(key, str(sequence).encode()))
+        notes[noted.key] = noted.digest
+        await file.add([noted], content.mark(1, sequence))
+
+    async def add_often() -> None:
+        for _ in range(20):
+            await add("k")
+
+    def no_room(_self: Path, _target: Path) -> None:
+        raise OSError("no room")
+
+    with monkeypatch.context() as failing:
+        failing.setattr(Path, "replace", no_room)
+        with pytest.raises(OSError, match="no room"):
+            await add_often()
+    await add("other")
+    assert await file.read() == Told(content.mark(1, sequence), notes)
+
+
 def lines_of(content: bytes) -> Iterator[tuple[int, bytes]]:
     at = 0
     for line in content.splitlines(keepends=True):

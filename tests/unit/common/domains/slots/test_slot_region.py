@@ -70,6 +70,27 @@ def test_each_number_of_a_region_is_kept_for_whoever_opens_it_next() -> None:
     assert [getattr(opened, name) for name in names] == list(range(3, 3 + len(names)))
 
 
+def test_counters_begin_anew_for_every_rank() -> None:
+    _, region = make()
+    for rank in range(3):
+        count(region, rank, pushed=4, pulled=5)
+    region.copied_bytes, region.counted = 6, 7
+    assert region.bytes_moved() == (18, 15)
+    region.count_anew()
+    assert (region.bytes_moved(), region.counted) == ((0, 0), 0)
+
+
+@pytest.mark.parametrize("missing", [1, 100])
+def test_memory_that_does_not_hold_what_a_region_says_of_itself_is_refused(missing: int) -> None:
+    memory, made = make()
+    _version, _checksum, offset, length = struct.unpack_from("<8xIIQQ", memory)
+    assert offset == made.geometry.nbytes
+    used = offset + length
+    with pytest.raises(Rejected, match="bytes of memory"):
+        SlotRegion.format(memoryview(bytearray(used - missing)), PLAN, BUCKETS[0], TENSORS[:2], 9)
+    SlotRegion.format(memoryview(bytearray(used)), PLAN, BUCKETS[0], TENSORS[:2], 9)
+
+
 def test_two_regions_of_one_bucket_can_be_told_apart() -> None:
     assert make()[1].identity != make()[1].identity
 
