@@ -52,6 +52,9 @@ COMPLETIONS_MAX: Final = 4096
 FLUSH_S: Final = 0.05
 """Seconds after which updates are flushed even where there is more to do: a process that always has
 orders would else never tell."""
+FLUSH_BY_TURNS_S: Final = 5.0
+"""The same, of a job that takes turns: what it can compute, one task after another, is one subtask,
+and its updates move once."""
 
 
 class Batch(NamedTuple):
@@ -318,7 +321,8 @@ class Host:
         full = len(self._done) >= COMPLETIONS_MAX or self._done_bytes > FRAME_PACKED_BYTES
         if at is not None and not full:
             self._run_task(at)
-        late = bool(self._done) and self._now_s() - self._oldest_s >= FLUSH_S
+        patience_s = FLUSH_S if self._permit is None else FLUSH_BY_TURNS_S
+        late = bool(self._done) and self._now_s() - self._oldest_s >= patience_s
         if (late or full or self._giving or self.idle) and not self.failed:
             self._flush()
         if self._giving and not self._done and self._greeted:

@@ -4,6 +4,7 @@ says how long its tasks computed."""
 from random import Random
 from typing import Any, cast
 
+import pytest
 from tests.sim.elastic import Disk, Kills, MemoryFiles
 from tests.unit.elastic.test_waiting_tasks import EXECUTORS, Hosted, Reading
 
@@ -77,9 +78,10 @@ class ByTurns(Hosted):
             self.host.heard(TakeExecutor(executor=number, move=1, has_state=False))
 
 
-def test_tasks_follow_one_another_under_one_permit_until_they_are_flushed() -> None:
+@pytest.mark.parametrize("seconds", [0.01, 0.3, 1.0])
+def test_tasks_follow_one_another_under_one_permit_until_they_are_flushed(seconds: float) -> None:
     """Task by task, jobs would compute alternately, and then wait for the network together."""
-    hosted = ByTurns(1, seconds=0.01)
+    hosted = ByTurns(1, seconds=seconds)
     hosted.tables.meanwhile = lambda is_there: None
     orders = tuple(Order(number=at, executor=at, version=0, task=ARRAYS.pack(0)) for at in range(4))
     hosted.host.heard(Orders(orders=orders))
@@ -89,6 +91,20 @@ def test_tasks_follow_one_another_under_one_permit_until_they_are_flushed() -> N
     hosted.host.step()
     assert not hosted.permit.held  # Nothing more is to be computed.
     assert hosted.permit.taken == 1
+    told = [each for each in hosted.sent if isinstance(each, Told)]
+    assert [len(each.completions) for each in told] == [4]
+
+
+def test_a_host_that_always_has_tasks_flushes_now_and_then() -> None:
+    hosted = ByTurns(1, seconds=3.0)
+    hosted.tables.meanwhile = lambda is_there: None
+    orders = tuple(Order(number=at, executor=at, version=0, task=ARRAYS.pack(0)) for at in range(4))
+    hosted.host.heard(Orders(orders=orders))
+    for _ in range(4):
+        hosted.host.step()
+    told = [each for each in hosted.sent if isinstance(each, Told)]
+    assert len(told[0].completions) == 3
+    assert told[0].computed_s == 9.0
 
 
 def test_a_task_reads_what_is_not_here_before_it_asks_for_a_permit() -> None:
