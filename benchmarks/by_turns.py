@@ -2,10 +2,11 @@
 
 Two elastic programs have a host on each of two machines, an unadapted DistributedDataParallel job
 has two processes on one of them, and all have their parameters in aggregators on a third. Every
-machine is a network namespace of its own on one bridge; the two send through shaped links, and what
-runs on each of them has half a core of this machine, so that processes and transfers really are in
-each other's way, and services are not. Jobs compute, and move what they computed, for about as
-long; all train for a set number of iterations.
+machine is a network namespace of its own on one bridge, and sends through a shaped link. Computing
+is emulated: each machine has one processor, a lock, which whoever computes holds for slices of
+5 ms, as a system's scheduler would deal them. So transfers, Python and services do not take what
+jobs compute with, as on machines with cores to spare for them. Jobs compute, and move what they
+computed, for about as long; all train for a set number of iterations.
 
 *By turns*: all at once (Lee 2020, section 4.3.1). *Without an order*: the same, on nodes that give
 permits to whoever asks. *One after another*: each alone. Compared is the time until all have ended.
@@ -19,20 +20,19 @@ holds the permits of the slower machine.
 import argparse
 import asyncio
 import contextlib
+import fcntl
 import os
 import statistics
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
 import psutil
-from emulated_cluster import HOST, Cores, cluster
+from emulated_cluster import HOST, NODE, cluster
 from figures import Figure, Row, Skipped, show, spread, write_json
 from namespaces import Machine, in_a_namespace, machines
 
@@ -49,16 +49,31 @@ from slackwater.schemas.telemetry import IterationsObserved
 NODES = ("w1", "w2")
 GIVE_UP_S = 150.0
 SAMPLE_S = 0.25
+LOOK_S = 0.007
+"""Seconds between two looks at a processor, not a multiple of its slices."""
 GAIN_GOAL = 1.15
 MODEL_GOAL = 1.05
+PROCESSOR = """
+import fcntl, os, sys, time
+
+_processor = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
+
+
+def compute(seconds):
+    while seconds > 0:
+        fcntl.flock(_processor, fcntl.LOCK_EX)
+        begun_s = time.perf_counter()
+        time.sleep(min(0.005, seconds))
+        seconds -= time.perf_counter() - begun_s
+        fcntl.flock(_processor, fcntl.LOCK_UN)
+        time.sleep(0.0001)  # Else nobody else has it.
+"""
 ELASTIC = """
-import sys
 import numpy as np
 from slackwater import elastic
 from slackwater.elastic import Bsp, Table
 
-rows, loops, iterations = map(int, sys.argv[1:])
-a = np.random.default_rng(1).random((160, 160), np.float32)
+rows, iterations = map(int, sys.argv[3:])
 
 
 class Shared(elastic.App):
@@ -69,8 +84,7 @@ class Shared(elastic.App):
     class Executor(elastic.Executor):
         def run(self, ctx, task):
             values = ctx.get("w")
-            for _ in range(loops):
-                a @ a
+            compute(float(sys.argv[2]))
             ctx.update("w", np.full(values.shape, 1e-3, np.float32))
             return float(values[0, 0])
 
@@ -78,22 +92,22 @@ class Shared(elastic.App):
 elastic.launch(Shared())
 """
 DDP = """
-import os, sys
 import torch
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
-width, batch, iterations = map(int, sys.argv[1:])
+width, iterations = map(int, sys.argv[3:])
 torch.set_num_threads(1)
 distributed.init_process_group("gloo")
 torch.manual_seed(0)
 model = DistributedDataParallel(nn.Sequential(nn.Linear(width, width), nn.ReLU(),
                                               nn.Linear(width, 10)))
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-x, y = torch.randn(batch, width), torch.randint(0, 10, (batch,))
+x, y = torch.randn(16, width), torch.randint(0, 10, (16,))
 for iteration in range(iterations):
     optimizer.zero_grad()
     loss = nn.functional.cross_entropy(model(x), y)
+    compute(float(sys.argv[2]))
     loss.backward()
     optimizer.step()
 print("loss", float(loss))
@@ -103,30 +117,26 @@ distributed.destroy_process_group()
 
 @dataclass(frozen=True)
 class Kind:
-    """A job: its program, and what that is given: the size of its table or model, and how much it
-    computes, on half a core of `PRODUCT_S`."""
+    """A job: its program, and what that is given: the size of its table or model, and the seconds
+    that a task, or a process's iteration, computes."""
 
     name: str
     program: str
     size: int
-    work: int
+    computes_s: float
     consistency: str
 
 
-CORES = 0.5
-PRODUCT_S = 85e-6
-"""Seconds of a product of two matrices of 160 x 160, where the jobs compute as long as they move.
-"""
 KINDS = (
-    Kind("factors", ELASTIC, 1000, 1560, "asynchronous"),
-    Kind("topics", ELASTIC, 700, 920, "asynchronous"),
-    Kind("network", DDP, 600, 5200, "synchronous"),
+    Kind("factors", ELASTIC, 1000, 0.3, "asynchronous"),
+    Kind("topics", ELASTIC, 700, 0.2, "asynchronous"),
+    Kind("network", DDP, 600, 0.2, "synchronous"),
 )
 
 
 @dataclass
 class Sample:
-    """The use of both machines at one instant: parts of a core, and of a link."""
+    """The use of both machines at one instant: parts of a processor, and of a link."""
 
     at_s: float
     cpu: float
@@ -154,26 +164,28 @@ class Outcome:
 
 
 class Sampler:
-    """Looks at both machines' cores and links, in a thread of its own."""
+    """Looks at both machines' processors and links, in a thread of its own."""
 
-    def __init__(self, rate_mbit: int, cores: Mapping[str, Cores]) -> None:
-        self._bytes_s, self._cores = rate_mbit * 125_000, cores
+    def __init__(self, rate_mbit: int, folder: Path) -> None:
+        self._bytes_s = rate_mbit * 125_000
+        self._processors = [
+            os.open(processor(folder, node), os.O_RDWR | os.O_CREAT) for node in NODES
+        ]
         self._end = threading.Event()
         self.samples: list[Sample] = []
 
     def _look(self) -> None:
         begun_s = before_s = time.monotonic()
-        carried, used = self._carried(), self._used()
-        while not self._end.wait(SAMPLE_S):
-            now_s, now = time.monotonic(), self._carried()
-            all_s, now_used = now_s - before_s, self._used()
-            moved = (now - carried) / all_s / len(NODES) / self._bytes_s
-            self.samples.append(Sample(now_s - begun_s, (now_used - used) / all_s, moved))
-            carried, used, before_s = now, now_used, now_s
-
-    def _used(self) -> float:
-        """Return the processor seconds of both machines, as parts of what they have."""
-        return statistics.fmean(each.used_s / each.cores for each in self._cores.values())
+        carried, looks, busy = self._carried(), 0, 0
+        while not self._end.wait(LOOK_S):
+            busy += sum(map(_is_held, self._processors))
+            looks += len(NODES)
+            if (now_s := time.monotonic()) - before_s < SAMPLE_S:
+                continue
+            now = self._carried()
+            moved = (now - carried) / (now_s - before_s) / len(NODES) / self._bytes_s
+            self.samples.append(Sample(now_s - begun_s, busy / looks, moved))
+            carried, before_s, looks, busy = now, now_s, 0, 0
 
     @staticmethod
     def _carried() -> int:
@@ -190,6 +202,23 @@ class Sampler:
         finally:
             self._end.set()
             thread.join()
+            for each in self._processors:
+                os.close(each)
+
+
+def processor(folder: Path, node: str) -> str:
+    """Return the file that is the machine's processor."""
+    return str(folder / f"processor-{node}")
+
+
+def _is_held(file: int) -> bool:
+    """Say whether somebody computes."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    fcntl.flock(file, fcntl.LOCK_UN)
+    return False
 
 
 class Stack:
@@ -211,12 +240,13 @@ class Stack:
     def spec(self, kind: Kind) -> JobSpec:
         self.number += 1
         path = self.folder / f"{kind.name}.py"
-        path.write_text(kind.program)
-        work = round(kind.work * PRODUCT_S / self.options.product_s)
-        given = map(str, (kind.size, work, self.options.iterations))
+        path.write_text(PROCESSOR + kind.program)
+        at = f"{self.folder}/processor-${NODE}"
+        given = map(str, (kind.computes_s, kind.size, self.options.iterations))
         return JobSpec(
             id=f"{kind.name}-{self.number}", workers=len(NODES), by_turns=True,
-            program=(sys.executable, str(path), *given), iterations=self.options.iterations,
+            program=("/bin/sh", "-c", f'exec {sys.executable} {path} {at} {" ".join(given)}'),
+            iterations=self.options.iterations,
             consistency=kind.consistency, fractional_share=True,  # type: ignore[arg-type]
             env=blas_threads.one_each({}), checkpoint=str(self.folder / f"{self.number}"),
         )  # fmt: skip
@@ -225,7 +255,7 @@ class Stack:
         """Run them at once."""
         found = Outcome()
         specs = {kind.name: self.spec(kind) for kind in kinds}
-        with Sampler(self.options.rate_mbit, self.options.cores).sampling() as found.samples:
+        with Sampler(self.options.rate_mbit, self.folder).sampling() as found.samples:
             begun_s = time.monotonic()
             for spec in specs.values():
                 await self.client.submit(spec)
@@ -294,9 +324,7 @@ async def stack_of(
         "computing": permits, "moving": permits,
     }  # fmt: skip
     workers = dict.fromkeys(NODES, fields)
-    async with cluster(
-        hosts, workers, options.logs, cores=options.cores, aggregators=len(KINDS)
-    ) as client:
+    async with cluster(hosts, workers, options.logs, aggregators=len(KINDS)) as client:
         stack = Stack(client, folder, options)
         await stack.watch()
         yield stack
@@ -428,25 +456,8 @@ def _has_torch() -> bool:
     return False
 
 
-def product_s() -> float:
-    """Measure a core of this machine."""
-    a = np.random.default_rng(1).random((160, 160), np.float32)
-    found = []
-    for _ in range(5):
-        begun_s = time.perf_counter()
-        for _ in range(500):
-            a @ a
-        found.append((time.perf_counter() - begun_s) / 500)
-    return statistics.median(found)
-
-
 def inside(options: argparse.Namespace) -> None:
-    options.product_s = product_s()
-    with ExitStack() as held:
-        options.cores = {name: Cores(name, CORES) for name in NODES}
-        for each in options.cores.values():
-            held.callback(each.remove)
-        hosts = held.enter_context(machines(options.rate_mbit, HOST, *NODES))
+    with machines(options.rate_mbit, HOST, *NODES) as hosts:
         wide = f"htb rate {20 * options.rate_mbit}mbit ceil {20 * options.rate_mbit}mbit"
         for parent, which in (("1:", "1:1"), ("1:1", "1:10")):
             hosts[HOST].tc(f"class change dev nic parent {parent} classid {which} {wide}")

@@ -342,6 +342,8 @@ class Host:
                 self._run_task(at)
             finally:
                 self.cache.take_back()
+            if self._permit is not None and not is_there():
+                self._permit.give_back()
 
     def _has_room(self) -> bool:
         """Say whether the batch has room for a task beside those that have begun."""
@@ -393,8 +395,8 @@ class Host:
     def _let_others_compute(self) -> None:
         """Give the permit back once no other task can be run: several of them, one after another,
         would else take turns with other jobs' and be done when these are, and all would wait for
-        the network together."""
-        if self._permit is not None and (self._running or self.idle):
+        the network together. One that waits for a table goes on, if that is there by now."""
+        if self._permit is not None and not self._running and self.idle:
             self._permit.give_back()
 
     def _fail(self, executor: int, error: Exception) -> None:

@@ -123,6 +123,18 @@ def test_a_task_reads_what_is_not_here_before_it_asks_for_a_permit() -> None:
     assert hosted.permit.taken == 1
 
 
+def test_a_task_that_waited_for_a_table_goes_on_under_the_permit_of_the_next_one() -> None:
+    """Regression: each task had a turn of its own, and jobs computed alternately."""
+    hosted = ByTurns(1)
+    hosted.order(0, 1, 2)
+    for _ in range(4):
+        hosted.host.step()
+    told = [each for each in hosted.sent if isinstance(each, Told)]
+    assert [len(each.completions) for each in told] == [3]
+    assert hosted.permit.taken == 1
+    assert not hosted.permit.held
+
+
 def test_an_idle_host_holds_nothing_and_says_how_long_its_tasks_computed() -> None:
     hosted = ByTurns(1)
     hosted.order(0, 1)
