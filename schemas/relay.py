@@ -143,8 +143,9 @@ class RelayRefused(Message, kw_only=True, frozen=True, tag="relay.refused"):
         cut_texts(self)
 
 
-PermitKind = Literal["compute", "move"]
-"""The two kinds of subtasks: one uses the node's processors, the other one its link."""
+PermitKind = Literal["compute", "move", "receive"]
+"""The kinds of subtasks: one uses the node's processors, the others its link, to send and to receive
+by: each way carries as much, whatever the other one does."""
 
 
 class PermitAsk(Message, kw_only=True, frozen=True, tag="permit.ask"):

@@ -5,8 +5,9 @@ bytes of theirs move; they give it back at the end of that subtask, and hold non
 for anybody else. So of jobs that share the node one computes while another one communicates, and no
 two processes can wait for one another. First come, first served.
 
-One process moves bytes as the primary one. Where the node knows its link, another one may do so as
-the secondary: with what the primary leaves of the link. It becomes the primary when that one ends.
+One process sends, and one receives, as the primary one: a link carries as much each way. Where the
+node knows its link, another one may do so as the secondary: with what the primary leaves of the
+link. It becomes the primary when that one ends.
 
 Who holds a permit for much longer than its job's subtasks take, while others wait, loses its claim:
 it goes on, and so do the others, without an order among them. A program that never gives a permit
@@ -107,13 +108,14 @@ class _Queue:
 
 
 class Permits:
-    """`computing`, `moving`: processes that may compute, and move bytes, at once; `secondary`:
-    another one may move bytes beside these."""
+    """`computing`, `moving`: processes that may compute, and move bytes each way, at once;
+    `secondary`: another one may move bytes beside these."""
 
     def __init__(self, computing: int = 1, moving: int = 1, *, secondary: bool = False) -> None:
         self._queues: dict[PermitKind, _Queue] = {
             "compute": _Queue(computing, 0),
             "move": _Queue(moving, int(secondary)),
+            "receive": _Queue(moving, int(secondary)),
         }
         self._lanes: dict[int, _Lane] = {}
         self.usage: dict[tuple[str, PermitKind], Usage] = {}

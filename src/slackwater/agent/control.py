@@ -72,7 +72,8 @@ class Progress:
     """The shortest time of each bucket from its push to the program's next wait for it."""
 
     def __post_init__(self) -> None:
-        self.links = Links(None if self.permits is None else self.permits.move)
+        permits = self.permits
+        self.links = Links() if permits is None else Links(permits.move, permits.receive)
 
     def needed(self, bucket: int, gap_s: float) -> None:
         """The program waits for what it pushed `gap_s` ago."""

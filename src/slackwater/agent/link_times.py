@@ -94,15 +94,17 @@ class TimedTransfer:
 class Link:
     """Both directions between this worker and one aggregator."""
 
-    __slots__ = ("_permit", "pulled", "pushed")
+    __slots__ = ("_receives", "_sends", "pulled", "pushed")
 
     def __init__(
         self,
         now_s: Callable[[], float] = time.monotonic,
         turns: TurnClock | None = None,
-        permit: MovePermit | None = None,
+        sends: MovePermit | None = None,
+        receives: MovePermit | None = None,
     ) -> None:
-        self._permit = permit
+        """`sends`, `receives`: the permits of a job that takes turns."""
+        self._sends, self._receives = sends, receives
         self.pushed = LinkDirection(now_s, turns.up if turns is not None else None)
         self.pulled = LinkDirection(now_s, turns.down if turns is not None else None)
 
@@ -110,39 +112,45 @@ class Link:
     async def moving(self) -> AsyncIterator[None]:
         """Hold the permit, if the job takes turns, for all transfers within: a read that is looked
         at again must not wait for a turn in its midst, in which others write what it reads."""
-        if self._permit is None:
+        if self._receives is None:
             yield
             return
-        await self._permit.begin()
+        await self._receives.begin()
         try:
             yield
         finally:
-            self._permit.end()
+            self._receives.end()
 
     def pushing(self, nbytes: int) -> TimedTransfer:
-        return TimedTransfer(self.pushed, nbytes, self._permit)
+        return TimedTransfer(self.pushed, nbytes, self._sends)
 
     def pulling(self, nbytes: int) -> TimedTransfer:
-        return TimedTransfer(self.pulled, nbytes, self._permit)
+        return TimedTransfer(self.pulled, nbytes, self._receives)
 
     @property
     def pace(self) -> Pace | None:
-        """Return the pace of a transfer that others go before; None: there are none."""
-        return None if self._permit is None else self._permit.pace
+        """Return the pace of a push that others go before; None: there are none."""
+        return None if self._sends is None else self._sends.pace
+
+    @property
+    def pull_pace(self) -> Pace | None:
+        return None if self._receives is None else self._receives.pace
 
 
 class Links:
-    """The links of one worker. Used by the Agent's own thread only. `permit`: without it no bytes
-    are moved; None: they are moved at any time."""
+    """The links of one worker. Used by the Agent's own thread only. `sends`, `receives`: without
+    them no bytes are moved that way; None: they are moved at any time."""
 
-    def __init__(self, permit: MovePermit | None = None) -> None:
-        self._permit = permit
+    def __init__(self, sends: MovePermit | None = None, receives: MovePermit | None = None) -> None:
+        self._sends, self._receives = sends, receives
         self._links: dict[AggregatorId, Link] = {}
         self.turns = TurnClock()
         """How all of them, and the worker, take turns."""
 
     def to(self, aggregator: AggregatorId) -> Link:
-        return self._links.setdefault(aggregator, Link(turns=self.turns, permit=self._permit))
+        return self._links.setdefault(
+            aggregator, Link(turns=self.turns, sends=self._sends, receives=self._receives)
+        )
 
     def take(self) -> tuple[LinkTimes, ...]:
         """Return the transfers since the last call."""

@@ -1,9 +1,9 @@
 """Permits, as a process of a job that takes turns has them (Lee 2020, section 4.3.1).
 
-Of the jobs that share a node one computes and one moves bytes at a time. The program's thread has
-the permit to compute while it does not wait for anything of its Agent; the Agent's own thread has
-the one to move bytes while bytes of the job move over a network, and never while it waits for other
-workers. What stays on this host, in shared memory, moves no bytes.
+Of the jobs that share a node one computes, one sends and one receives at a time. The program's thread
+has the permit to compute while it does not wait for anything of its Agent; the Agent's own thread
+has those to move bytes while bytes of the job move over a network, and never while it waits for
+other workers. What stays on this host, in shared memory, moves no bytes.
 
 The worker service gives permits (services/worker/permits.py). Where it is away, or does not answer,
 the process goes on without, and asks again later: an order among jobs is worth no standstill.
@@ -30,7 +30,6 @@ from slackwater.schemas.relay import PermitAsk, PermitEnd, PermitGranted, RelayA
 from slackwater.schemas.telemetry import SubtaskTimes
 
 _COMPUTE: Final = frame(PermitAsk(kind="compute"))
-_MOVE: Final = frame(PermitAsk(kind="move"))
 _END: Final = frame(PermitEnd())
 _AWAY: Final = (OSError, SlackwaterError, TimeoutError)
 
@@ -129,10 +128,14 @@ class ComputePermit:
 
 
 class MovePermit:
-    """The Agent's own thread's: one for all transfers of the process that are under way."""
+    """The Agent's own thread's: one for all transfers of the process that are under way one way:
+    those that send, or (`receives`) those that receive."""
 
-    def __init__(self, ticket: Ticket, now_s: Callable[[], float] = time.monotonic) -> None:
-        self._ticket, self._now_s = ticket, now_s
+    def __init__(
+        self, ticket: Ticket, now_s: Callable[[], float] = time.monotonic, receives: bool = False
+    ) -> None:
+        self._ticket, self._now_s, self._receives = ticket, now_s, receives
+        self._asks = frame(PermitAsk(kind="receive" if receives else "move"))
         self._lock = asyncio.Lock()
         self._transfers = 0
         self._since_s = 0.0
@@ -189,7 +192,7 @@ class MovePermit:
                 return
             self._streams = await greeted(self._ticket)
         reader, writer = self._streams
-        writer.write(_MOVE)
+        writer.write(self._asks)
         try:
             async with asyncio.timeout(limits.PERMIT_WAIT_S):
                 granted = await self._granted(reader)
@@ -197,7 +200,8 @@ class MovePermit:
             self.close()  # It may yet be granted.
             raise
         if granted.secondary:
-            left = Leftover(granted.budget_bytes_s, Interface(granted.interface).carried_bytes)
+            carried_bytes, way = Interface(granted.interface).carried_bytes, 1 - self._receives
+            left = Leftover(granted.budget_bytes_s, lambda: (carried_bytes()[way], 0))
             self._bandwidth = Bandwidth(0, LiveClock(), left)
             self._rising = asyncio.create_task(self._rises(reader))
 
@@ -232,10 +236,11 @@ class MovePermit:
 
 
 class NodePermits:
-    """Both permits of one process."""
+    """The permits of one process."""
 
     def __init__(self, ticket: Ticket) -> None:
-        self.compute, self.move = ComputePermit(ticket), MovePermit(ticket)
+        self.compute = ComputePermit(ticket)
+        self.move, self.receive = MovePermit(ticket), MovePermit(ticket, receives=True)
         self._told = SubtaskTimes()
 
     def take_times(self) -> SubtaskTimes:
@@ -244,8 +249,8 @@ class NodePermits:
             self._told,
             SubtaskTimes(
                 compute_s=self.compute.computed_s,
-                move_s=self.move.moved_s,
-                waited_s=self.compute.waited_s + self.move.waited_s,
+                move_s=self.move.moved_s + self.receive.moved_s,
+                waited_s=self.compute.waited_s + self.move.waited_s + self.receive.waited_s,
             ),
         )
         return SubtaskTimes(

@@ -386,7 +386,7 @@ class Staged:
     async def _bring(self, offset: int, parameters: memoryview) -> None:
         async with self.link.pulling(len(parameters)):
             await paced(
-                parameters, self.link.pace,
+                parameters, self.link.pull_pace,
                 lambda at, piece: self.channel.read(self._remote, offset + at, piece),
             )  # fmt: skip
 

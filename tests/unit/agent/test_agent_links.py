@@ -89,11 +89,21 @@ class Permit:
 async def test_waiting_for_a_permit_is_not_being_on_the_way() -> None:
     now = Now()
     permit = Permit(now)
-    link = Link(now, permit=cast(MovePermit, permit))
+    link = Link(now, receives=cast(MovePermit, permit))
     async with link.pulling(8):
         now.s += 1.0
     assert link.pulled.take() == (8, 1.0)
     assert permit.transfers == 0
+
+
+async def test_each_way_has_a_permit_of_its_own() -> None:
+    now = Now()
+    sends, receives = Permit(now), Permit(now)
+    link = Link(now, sends=cast(MovePermit, sends), receives=cast(MovePermit, receives))
+    async with link.pushing(8):
+        assert (sends.transfers, receives.transfers) == (1, 0)
+        async with link.pulling(8):
+            assert (sends.transfers, receives.transfers) == (1, 1)
 
 
 async def test_a_read_that_is_looked_at_again_keeps_its_permit_meanwhile() -> None:
@@ -101,7 +111,7 @@ async def test_a_read_that_is_looked_at_again_keeps_its_permit_meanwhile() -> No
     again and again."""
     now = Now()
     permit = Permit(now)
-    link = Link(now, permit=cast(MovePermit, permit))
+    link = Link(now, receives=cast(MovePermit, permit))
     async with link.moving():
         for _ in range(3):
             async with link.pulling(8):

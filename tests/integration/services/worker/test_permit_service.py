@@ -140,6 +140,20 @@ async def test_transfers_of_one_process_share_a_permit(world: World) -> None:
         other.close()
 
 
+async def test_one_sends_while_another_one_receives(world: World) -> None:
+    one = MovePermit(world.ticket(rank=0))
+    other = MovePermit(world.ticket(rank=1), receives=True)
+    async with open_relay(world):
+        await one.begin()
+        await asyncio.wait_for(other.begin(), 10)
+        counts = world.permits.permits.counts
+        assert (counts("move")["primary"], counts("receive")["primary"]) == (1, 1)
+        one.end()
+        other.end()
+        one.close()
+        other.close()
+
+
 async def test_a_secondary_is_paced_until_it_is_the_primary(world: World) -> None:
     link = Link(Interface("lo"), 10_000_000)
     world.permits = PermitServer(Permits(secondary=True), link)

@@ -128,7 +128,7 @@ def test_each_state_is_left_by_an_end() -> None:
 
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(("ask compute", "ask move", "end", "close", "look")),
+        st.sampled_from(("ask compute", "ask move", "ask receive", "end", "close", "look")),
         st.integers(0, 5),
         st.floats(0.0, 3.0),
     ),
@@ -142,9 +142,10 @@ def test_no_permit_idles_while_somebody_waits_and_none_is_given_twice(
 ) -> None:
     """A slow reference: the lanes that wait, in their order, and those that hold."""
     permits = Permits(computing, moving, secondary=secondary)
-    most = {"compute": (computing, 0), "move": (moving, int(secondary))}
+    most = {"compute": (computing, 0)}
+    most |= dict.fromkeys(("move", "receive"), (moving, int(secondary)))
     kind_of: dict[int, str] = {}
-    waiting: dict[str, list[int]] = {"compute": [], "move": []}
+    waiting: dict[str, list[int]] = {kind: [] for kind in most}
     holding: dict[int, bool] = {}
     late: set[int] = set()
     opened: set[int] = set()
@@ -163,7 +164,7 @@ def test_no_permit_idles_while_somebody_waits_and_none_is_given_twice(
             gone = _late_lanes(permits) - late
             assert len(gone) == len(found)
             late |= gone
-            assert counts["compute"]["late"] + counts["move"]["late"] == len(late)
+            assert sum(each["late"] for each in counts.values()) == len(late)
         else:
             if lane not in opened:
                 permits.opened(lane, f"job{lane % 3}")
@@ -173,7 +174,7 @@ def test_no_permit_idles_while_somebody_waits_and_none_is_given_twice(
             else:
                 kind = what.removeprefix("ask ")
                 answer = permits.asked(lane, kind, now_s)  # type: ignore[arg-type]
-                busy = lane in holding or lane in waiting["compute"] or lane in waiting["move"]
+                busy = lane in holding or any(lane in queue for queue in waiting.values())
                 assert (answer is None) == busy
                 if answer is not None:
                     granted = answer
