@@ -144,8 +144,8 @@ class RelayRefused(Message, kw_only=True, frozen=True, tag="relay.refused"):
 
 
 PermitKind = Literal["compute", "move", "receive"]
-"""The kinds of subtasks: one uses the node's processors, the others its link, to send and to receive
-by: each way carries as much, whatever the other one does."""
+"""The kinds of subtasks: one uses the node's processors, the others its link, to send and to
+receive by: each way carries as much, whatever the other one does."""
 
 
 class PermitAsk(Message, kw_only=True, frozen=True, tag="permit.ask"):

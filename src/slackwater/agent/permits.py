@@ -1,9 +1,9 @@
 """Permits, as a process of a job that takes turns has them (Lee 2020, section 4.3.1).
 
-Of the jobs that share a node one computes, one sends and one receives at a time. The program's thread
-has the permit to compute while it does not wait for anything of its Agent; the Agent's own thread
-has those to move bytes while bytes of the job move over a network, and never while it waits for
-other workers. What stays on this host, in shared memory, moves no bytes.
+Of the jobs that share a node one computes, one sends and one receives at a time. The program's
+thread has the permit to compute while it does not wait for anything of its Agent; the Agent's own
+thread has those to move bytes while bytes of the job move over a network, and never while it waits
+for other workers. What stays on this host, in shared memory, moves no bytes.
 
 The worker service gives permits (services/worker/permits.py). Where it is away, or does not answer,
 the process goes on without, and asks again later: an order among jobs is worth no standstill.
