@@ -23,11 +23,11 @@ PROGRAM = Path(__file__).with_name("turns_elastic.py")
 ITERATIONS = 200
 
 
-def program(id: str) -> JobSpec:
+def program(id: str, folder: Path) -> JobSpec:
     env = {"ITERATIONS": str(ITERATIONS), "COMPUTES_S": "0.06", "VALUES": "100000"}
     return JobSpec(
         id=id, workers=1, program=(sys.executable, str(PROGRAM)), by_turns=True, restarts=20,
-        env=env, consistency="asynchronous",
+        env=env, consistency="asynchronous", folder=str(folder),
     )  # fmt: skip
 
 
@@ -51,10 +51,10 @@ def nodes(info: JobInfo) -> set[str]:
 
 
 @pytest.mark.slow
-async def test_a_job_goes_to_a_node_that_is_free_again_and_loses_no_task() -> None:
+async def test_a_job_goes_to_a_node_that_is_free_again_and_loses_no_task(tmp_path: Path) -> None:
     async with running("tcp", nodes=2) as (_, client):
         for id in ("first", "other", "second"):
-            await client.submit(program(id))
+            await client.submit(program(id, tmp_path))
             await until(client, [id], lambda found: found[0].job.state == "running")
         both = ["first", "second"]
         await until(
