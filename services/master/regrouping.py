@@ -19,7 +19,7 @@ from slackwater.schemas.jobs import JobRecord
 from slackwater.services.master.gangs import lies_anywhere, processes
 from slackwater.services.master.jobs import Job
 from slackwater.services.master.lifecycle import advance, leave
-from slackwater.services.master.scaling import begin, compatible, lives
+from slackwater.services.master.scaling import resize
 from slackwater.services.master.scheduling.meeting import meeting
 from slackwater.services.master.state import State
 from slackwater.services.master.turn_groups import Member, regroup
@@ -42,8 +42,9 @@ def heard(state: State, heartbeat: WorkerHeartbeat, now_s: float) -> None:
             continue
         record = job.record
         job.turn_profile.lies(record.attempt, record.allocation, now_s)
-        progress = job.shown_progress(now_s)
-        if progress is not None and record.state == "running" and not record.resizing:
+        if record.state != "running" or record.resizing:
+            continue
+        if (progress := job.shown_progress(now_s)) is not None:
             job.turn_profile.heard(each, progress.iteration, now_s)
 
 
@@ -67,7 +68,9 @@ def look(state: State, now_s: float) -> None:
         node: count + sum(member.nodes.count(node) for member in members)
         for node, count in free.items()
     }
-    found = regroup(members, {n: s for n, s in slots.items() if s > 0}, state.config.regroup_gain)
+    slots = {node: count for node, count in slots.items() if count > 0}
+    memory = {each.node: each.memory_bytes for each, _ in state.nodes.heartbeats(now_s)}
+    found = regroup(members, slots, state.config.regroup_gain, memory)
     for job in known:
         job.turn_profile.decided = True
     if found is None:
@@ -146,6 +149,7 @@ def _member(job: Job, now_s: float) -> Member:
         moves=lies_anywhere(spec) and bool(spec.program) and not record.results,
         cost_s=record.reallocation_s or RESTART_S,
         left_s=inf if left_s is None else left_s,
+        memory_bytes=spec.memory_bytes,
     )
 
 
@@ -159,11 +163,8 @@ def _moved(state: State, id: JobId, nodes: tuple[NodeId, ...], now_s: float) -> 
     if any(free.get(node, 0) < 1 for node in nodes if node not in dict(record.allocation)):
         return False
     placed: NodeAllocation = tuple((node, nodes.count(node)) for node in dict.fromkeys(nodes))
-    ordered = compatible(record.allocation, placed) if lives(job) else None
-    if ordered is not None:
-        begin(state, job, ordered, now_s)
-        return True
-    reason = f"it goes on where it uses nodes best: {', '.join(nodes)}"
-    leave(state, job, placed, now_s, reason=reason, reallocations=record.reallocations + 1)
-    advance(state, job)
+    if not resize(state, job, placed, now_s):
+        reason = f"it goes on where it uses nodes best: {', '.join(nodes)}"
+        leave(state, job, placed, now_s, reason=reason, reallocations=record.reallocations + 1)
+        advance(state, job)
     return True

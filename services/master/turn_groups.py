@@ -18,6 +18,7 @@ which are eq. 4.1 and 4.4 where all jobs of a group are on the same nodes.
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import inf
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from slackwater.common.domains.models.group import CPU_WEIGHT, NETWORK_WEIGHT, Subtasks
@@ -48,6 +49,8 @@ class Member(NamedTuple):
     """Seconds that it does not train when it moves."""
     left_s: float = inf
     """Seconds until it completes; inf: nobody knows."""
+    memory_bytes: int = 0
+    """Main memory that each of its processes asks for; 0: it does not say."""
 
 
 class Regrouping(NamedTuple):
@@ -79,17 +82,20 @@ def use(members: Sequence[Member], places: Places, nodes: int) -> float:
 
 
 def regroup(
-    members: Sequence[Member], slots: Mapping[NodeId, int], gain: float
+    members: Sequence[Member],
+    slots: Mapping[NodeId, int],
+    gain: float,
+    memory: Mapping[NodeId, int] = MappingProxyType({}),
 ) -> Regrouping | None:
     """Return what makes U larger by `gain` and pays; None: nothing does. `slots`: of each node that
-    is heard, for these jobs."""
+    is heard, for these jobs; `memory`: bytes of each that says how much it has."""
     now = {member.job: member.nodes for member in members}
     if len(members) < 2 or not slots or any(set(nodes) - slots.keys() for nodes in now.values()):
         return None
     before = use(members, now, len(slots))
     found = []
     for places in _ways(members, sorted(slots)):
-        if all(count <= slots[node] for node, count in _counted(places.values()).items()):
+        if _hold(members, places, slots, memory):
             moved = {job: nodes for job, nodes in places.items() if set(nodes) != set(now[job])}
             after = use(members, places, len(slots))
             if moved and after >= before * (1.0 + gain):
@@ -98,6 +104,25 @@ def regroup(
     best = max((each.after for each in paying), default=0.0)
     near = (each for each in paying if each.after >= NEAR * best)
     return min(near, key=lambda each: len(each.places), default=None)
+
+
+def _hold(
+    members: Sequence[Member],
+    places: Places,
+    slots: Mapping[NodeId, int],
+    memory: Mapping[NodeId, int],
+) -> bool:
+    """Say whether the nodes have slots and memory for jobs at these places. Memory that is short
+    already, where nobody comes, is not of this choice."""
+    asked, before = Counter[NodeId](), Counter[NodeId]()
+    for member in members:
+        for node in places[member.job]:
+            asked[node] += member.memory_bytes
+        for node in member.nodes:
+            before[node] += member.memory_bytes
+    return all(count <= slots[n] for n, count in _counted(places.values()).items()) and all(
+        asked[n] <= max(memory.get(n, 0) or asked[n], before[n]) for n in asked
+    )
 
 
 def _ways(

@@ -68,6 +68,7 @@ def job(
         print_json(
             found
             | {"hang": documents.whole(info.hang)}
+            | {"group": documents.whole(info.group), "turns": documents.whole(info.turns)}
             | ({"history": documents.whole(info.history)} if history else {})
         )
         return

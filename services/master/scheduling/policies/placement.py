@@ -35,7 +35,6 @@ class Placer:
         self._stops = stops
         self._hosts: HostUse | None = None
         self._turning: dict[JobId, Allocation] | None = None
-        """Jobs that share machines by turns, as far as anybody asked for a place among them."""
         for job_id in stops:
             self.give_back(view.jobs[job_id].allocation)
 
@@ -159,19 +158,22 @@ class Placer:
                     gpus -= 1
         allocation = tuple(sorted((index, count) for index, count in taken.items() if count))
         self.take(allocation)
-        if self._turning is not None:
-            self._turning[job.id] = allocation
+        self._turns()[job.id] = allocation
         return allocation
+
+    def _turns(self) -> dict[JobId, Allocation]:
+        """Return where jobs are that share machines by turns, those of this plan among them."""
+        if self._turning is None:
+            jobs = self._view.jobs.values()
+            running = (j for j in jobs if j.one_each and j.allocation and j.id not in self._stops)
+            self._turning = {job.id: job.allocation for job in running}
+        return self._turning
 
     def _by_group(self, gpus: int, nodes: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
         """Sort (free, index) such that those come first on which a job that takes turns is to be
         measured: of the group with the fewest jobs that has so many machines with room (Lee 2020,
         section 4.3.2)."""
-        if self._turning is None:
-            jobs = self._view.jobs.values()
-            running = (j for j in jobs if j.one_each and j.allocation and j.id not in self._stops)
-            self._turning = {job.id: job.allocation for job in running}
-        places = {job: [index for index, _ in there] for job, there in self._turning.items()}
+        places = {job: [index for index, _ in there] for job, there in self._turns().items()}
         here = Counter(index for there in places.values() for index in there)
         sizes = [(len(jobs), machines) for jobs, machines in meeting(places)]
         sizes.append((0, {index for _, index in nodes if not here[index]}))

@@ -4,12 +4,12 @@ what the master decides of what nodes and programs tell it."""
 from collections import Counter
 from typing import Any
 
-from tests.unit.services.master.test_master_core import Harness, spec
+from tests.unit.services.master.test_master_core import spec
+from tests.unit.services.master.test_scaling import Obeyed
 
-from slackwater.common.base.effects import Answered, Effect, Log, Publish, Request
-from slackwater.schemas.base import JobId, Message, NodeId, Ok
+from slackwater.common.base.effects import Effect, Log
+from slackwater.schemas.base import JobId, NodeId
 from slackwater.schemas.cluster import PermitUse, TurnGroup, WorkerHeartbeat
-from slackwater.schemas.job_events import JobEvent
 from slackwater.schemas.job_requests import (
     GetJob,
     JobInfo,
@@ -23,7 +23,6 @@ from slackwater.schemas.jobs import JobSpec
 from slackwater.schemas.progress import ProgramProgress
 from slackwater.schemas.tensors import TensorSpec
 from slackwater.services.master.gangs import ranks_at
-from slackwater.services.master.keys import OrderKey
 from slackwater.services.master.regrouping import PROFILING_S
 
 N1, N2, N3, N4 = (NodeId(f"n{n}") for n in range(1, 5))
@@ -35,15 +34,13 @@ def elastic(id: str, **fields: Any) -> JobSpec:
     return spec(id, **(asked | {"program": ("python", "p.py")} | fields))
 
 
-class Turning(Harness):
+class Turning(Obeyed):
     """Nodes whose permits are held by jobs as `times` says: seconds of computing and of moving, of
     an iteration. All jobs end one each second."""
 
     def __init__(self, nodes: int = 4, slots: int = 4, **config: Any) -> None:
         self.times: dict[str, tuple[float, float]] = {}
-        self.told: list[JobEvent] = []
         self.logged: list[Log] = []
-        self.pending: dict[OrderKey, Message] = {}
         self.held: Counter[tuple[str, NodeId, int]] = Counter()
         self.iterations: Counter[str] = Counter()
         self.silent: set[NodeId] = set()
@@ -55,20 +52,8 @@ class Turning(Harness):
 
     def step(self, event: Any) -> list[Effect]:
         effects = super().step(event)
-        for effect in effects:
-            if isinstance(effect, Request) and isinstance(effect.key, OrderKey):
-                self.pending[effect.key] = effect.message
-            if isinstance(effect, Publish) and isinstance(effect.message, JobEvent):
-                self.told.append(effect.message)
-            if isinstance(effect, Log):
-                self.logged.append(effect)
+        self.logged += [effect for effect in effects if isinstance(effect, Log)]
         return effects
-
-    def confirm(self) -> None:
-        while self.pending:
-            key, _ = self.pending.popitem()
-            if key.what.verb != "place":
-                self.step(Answered(key, Ok()))
 
     def start(self, id: str, times: tuple[float, float], **fields: Any) -> None:
         self.times[id] = times

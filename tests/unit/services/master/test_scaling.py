@@ -32,23 +32,13 @@ from slackwater.services.master.scaling import JOINING_S, compatible, trimmed
 N1, N2, N3 = map(NodeId, ("n1", "n2", "n3"))
 
 
-class Elastic(Harness):
-    """A job of two workers, of 1 to 4, that trains; orders are confirmed when asked."""
+class Obeyed(Harness):
+    """Nodes that carry out what they were ordered, when asked to; what was told is kept."""
 
-    def __init__(self, slots: int = 8, agents: bool = True, **fields: object) -> None:
+    def __init__(self, **config: object) -> None:
         self.told: list[JobEvent] = []
-        super().__init__()
         self.pending: dict[OrderKey, Message] = {}
-        self.version = 10
-        self.report("c1", 8.0)
-        made = spec("a", **({"workers_min": 1, "workers_max": 4} | fields))
-        self.ask(SubmitJob(spec=made))
-        self.node(slots=slots)
-        self.confirm()
-        if agents:
-            tensors = (TensorSpec(name="w", shape=(8,)),)
-            self.ask(RegisterJob(job="a", rank=0, tensors=tensors))
-        self.now_s += 5.0
+        super().__init__(**config)
 
     def step(self, event: object) -> list[Effect]:
         effects = super().step(event)
@@ -68,6 +58,23 @@ class Elastic(Harness):
                 found.append(message)
                 self.step(Answered(key, Ok()))
         return found
+
+
+class Elastic(Obeyed):
+    """A job of two workers, of 1 to 4, that trains; orders are confirmed when asked."""
+
+    def __init__(self, slots: int = 8, agents: bool = True, **fields: object) -> None:
+        super().__init__()
+        self.version = 10
+        self.report("c1", 8.0)
+        made = spec("a", **({"workers_min": 1, "workers_max": 4} | fields))
+        self.ask(SubmitJob(spec=made))
+        self.node(slots=slots)
+        self.confirm()
+        if agents:
+            tensors = (TensorSpec(name="w", shape=(8,)),)
+            self.ask(RegisterJob(job="a", rank=0, tensors=tensors))
+        self.now_s += 5.0
 
     def scale(self, workers: int) -> list[Effect]:
         return self.ask(ScaleJob(job="a", workers=workers))

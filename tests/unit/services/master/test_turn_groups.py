@@ -142,6 +142,19 @@ def test_what_gains_too_little_or_has_no_room_is_left_as_it_is() -> None:
     assert regroup(apart, slots(1), GAIN) is None, "a node that jobs are on is not heard"
 
 
+def test_jobs_do_not_go_where_their_memory_is_not() -> None:
+    apart = [
+        member("cpu1", named(1), 1.0, 0.1, 1, 1)._replace(memory_bytes=6),
+        member("cpu2", named(1), 1.0, 0.1, 1, 1)._replace(memory_bytes=6),
+        member("net1", named(2), 0.1, 1.0, 1, 1)._replace(memory_bytes=2),
+        member("net2", named(2), 0.1, 1.0, 1, 1)._replace(memory_bytes=2),
+    ]
+    nodes = slots(2)
+    assert regroup(apart, nodes, GAIN, dict.fromkeys(nodes, 8)) is not None
+    assert regroup(apart, nodes, GAIN, dict.fromkeys(nodes, 7)) is None
+    assert regroup(apart, nodes, GAIN, dict.fromkeys(nodes, 0)) is not None, "they do not say"
+
+
 times = st.floats(0.01, 10.0)
 jobs_of = st.lists(
     st.tuples(times, times, st.integers(1, 3), st.integers(0, 3), st.booleans(), st.integers(0, 4)),
