@@ -198,9 +198,10 @@ def resize(state: State, job: Job, allocation: NodeAllocation, now_s: float) -> 
     ordered = compatible(job.record.allocation, allocation) if lives(job) else None
     if ordered is None:
         return False
-    before, slots = dict(job.record.allocation), state.nodes.room(now_s).free
+    before, gpus = dict(job.record.allocation), job.record.spec.gpus
+    slots = {} if gpus else state.nodes.room(now_s).free
     for node, number in ordered:
-        free = len(_idle(state, node)) if job.record.spec.gpus else slots.get(node, 0)
+        free = len(_idle(state, node)) if gpus else slots.get(node, 0)
         if number - before.get(node, 0) > max(0, free):  # Others have yet to leave them.
             return False
     begin(state, job, ordered, now_s)
