@@ -118,8 +118,19 @@ class QueuePolicy(ABC):
         walk.restore(placed)
         allocations.update(placed)
         waits = len(queues.entries) > len(placed) or bool(walk.stops)
-        next_s = self.next_s(view, queues, allocations, walk.protected_end_s) if waits else inf
+        next_s = inf
+        if waits:
+            protected_end_s = min(walk.protected_end_s, self._protected_now_s(view, placed))
+            next_s = self.next_s(view, queues, allocations, protected_end_s)
         return Plan(allocations, next_decision_s=next_s), queues
+
+    def _protected_now_s(self, view: View, placed: Mapping[JobId, Allocation]) -> float:
+        """When the protection of the first that starts now ends."""
+        if not self.protects(view):
+            return inf
+        after = (view.jobs[job_id].moved(at, view.now_s) for job_id, at in placed.items())
+        ends_s = (self.protected_until_s(job, view) for job in after)
+        return min((end_s for end_s in ends_s if end_s > view.now_s), default=inf)
 
     def _place_starts(
         self, walk: Walk, placer: Placer, view: View, queues: Queues

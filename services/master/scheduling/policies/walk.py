@@ -92,6 +92,8 @@ class Walk:
             if self.policy.running_first or level == RUNNING_LEVEL:
                 if running:
                     self._keep_running(level, last)
+                if level == RUNNING_LEVEL and not last:
+                    self._count_borrowed(running)
                 self._start_waiting(self._heads(level), None)
             else:
                 self._merge(level, last)
@@ -102,6 +104,15 @@ class Walk:
             self.room.free[0] -= gpus_sum
         else:
             self._keep_some(sorted(self._running_now(level)), last)
+
+    def _count_borrowed(self, running: list[Held]) -> None:
+        """Count what runs beyond a tenant's guarantee as used by it: without preemption a tenant's
+        later jobs come after these, and push none of them out."""
+        used = self.room.used
+        for _, _, gpus, job_id in running:
+            if job_id not in self.settled and job_id not in self.protected:
+                tenant = self.queues.seen[job_id].tenant
+                used[tenant] = used.get(tenant, 0) + gpus
 
     def _keep_in_order(self, running: list[Held], last: bool) -> None:
         """`_keep` for each, where there is one GPU type (a busy cluster's innermost loop)."""

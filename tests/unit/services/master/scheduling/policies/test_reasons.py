@@ -1,6 +1,7 @@
 """An instant that `why` names comes true: the job starts then, and no earlier."""
 
 from math import inf
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -14,11 +15,12 @@ from slackwater.loadgen.simulator.gpu.jobmodels.fixed import FixedModel
 from slackwater.loadgen.simulator.gpu.workload import Submission
 from slackwater.services.master.scheduling.policies.queues import QueuePolicy
 from slackwater.services.master.scheduling.registry import make, names
-from slackwater.services.master.scheduling.view import Pending, Rules
+from slackwater.services.master.scheduling.view import Pending, Plan, Rules, View
 
 ORDERED = [name for name in names() if isinstance(make(name), QueuePolicy)]
 NODES = [(4, ""), (4, "")]
 FOREVER_S = 12_000
+_BORROWING = Rules(quotas={"a": 4, "b": 4}, borrowing=True, min_run_s=50, restart_s=0)
 
 worlds = st.builds(
     Rules,
@@ -115,3 +117,41 @@ def _reasons(name: str, min_run_s: float) -> list[Pending]:
     world = Settings(rules=rules, ask_why_s=(100,))
     result = Engine(jobs, Cluster([(4, "")]), make(name), FixedModel(), world).run()
     return [reason for _, reason in result.pending_reasons]
+
+
+@pytest.mark.parametrize("name", ["fifo", "best-effort"])
+def test_a_tenant_s_later_job_pushes_none_of_its_own_out(name: str) -> None:
+    """The third job starts on borrowed GPUs. The fourth would be within the guarantee; it comes
+    later, and waits until the third has ended."""
+    sizes = [(0, 1, 10_000), (51, 3, 20_000), (51, 2, 20_000), (51, 3, 500), (10_001, 1, 20_000)]
+    result = _run(name, _of_one_tenant(sizes), _BORROWING, at_s=10_001)
+    assert _started_s(result, 3, 0) == 10_000
+    assert _started_s(result, 4, 0) == 10_500
+    assert {s.why for s in result.segments} == {"completed"}
+
+
+def test_the_protection_of_a_job_that_has_just_started_is_an_instant_to_decide_at() -> None:
+    """What is asked right after a start names the same instants as the policy itself."""
+    policy = make("fifo")
+    jobs = _of_one_tenant([(0, 8, FOREVER_S), (0, 1, FOREVER_S)])
+    said: list[float] = []
+    allocate = policy.allocate
+
+    class Listening:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(policy, name)
+
+        def allocate(self, view: View, memory: Any) -> tuple[Plan, Any]:
+            plan, memory = allocate(view, memory)
+            said.append(plan.next_decision_s)
+            return plan, memory
+
+    Engine(jobs, Cluster(NODES), Listening(), FixedModel(), Settings(rules=_BORROWING)).run()
+    assert said[0] == _BORROWING.min_run_s
+
+
+def _of_one_tenant(sizes: list[tuple[int, int, int]]) -> list[Submission]:
+    return [
+        submission(i, submit_s=at_s, gpus=gpus, duration_s=duration_s, tenant="a", priority=0)
+        for i, (at_s, gpus, duration_s) in enumerate(sizes)
+    ]
