@@ -1,5 +1,8 @@
 """Emptying an aggregator before its machine goes: order, deadline, what is left, restarts."""
 
+from typing import Any
+
+import pytest
 from tests.unit.services.controller.harness import Harness, Pool, placed
 
 from slackwater.schemas.base import AggregatorId, JobId, Ok, Refused
@@ -14,6 +17,7 @@ from slackwater.schemas.jobs import JobSpec
 from slackwater.schemas.placement import MigrateInit, PlaceJob, ReleaseJob
 from slackwater.schemas.tensors import TensorSpec, UpdateRule
 from slackwater.services.controller import drains
+from slackwater.services.controller.policies.view import ClusterView, JobView, Plan
 
 
 class Draining(Harness):
@@ -230,3 +234,37 @@ def test_an_aggregator_of_another_cluster_is_refused_with_the_reason() -> None:
     answer = harness.ask(DrainAggregator(request="r1", aggregator="a3", within_s=10.0))
     assert isinstance(answer, Refused)
     assert answer.reason == "aggregator a3 does not serve cluster c0: nothing of it is there"
+
+
+def test_what_neither_end_of_a_move_has_begins_anew() -> None:
+    """The old aggregator lost it on the way, and the new one never had it."""
+    harness = two(room=4)
+    harness.hold = (MigrateInit,)
+    harness.drain("a0")
+    assert [place.aggregator for place in harness.stored["j"].target] == ["a2", "a1"]
+    del harness.pool.held[AggregatorId("a0")][JobId("j"), 0]
+    harness.pass_time(40)
+    assert harness.homes("j") == ["a2", "a1"]
+    assert "rehosted" in harness.said("j")
+    assert harness.pool.held[AggregatorId("a2")][JobId("j"), 0] > 1
+
+
+def test_a_policy_that_has_no_place_for_what_leaves_is_asked_for_one_that_does_not_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It asks for no other aggregator either, so that no refusal leads there."""
+    harness = two()
+    policy = harness.core.state.policy_named("cyclic")
+    assign, forced = policy.assign, list[bool]()
+
+    def only_by_force(view: ClusterView, job: JobView, memory: Any) -> tuple[Plan, Any]:
+        forced.append(view.forced)
+        if not view.forced:
+            return Plan(reason="no aggregator has the time"), memory
+        return assign(view, job, memory)
+
+    monkeypatch.setattr(policy, "assign", only_by_force)
+    harness.drain("a0")
+    harness.migrated("j")
+    assert forced[:2] == [False, True]
+    assert harness.homes("j") == ["a1", "a1"]

@@ -1,9 +1,10 @@
 """An aggregator that its supervisor starts anew is waited for; one that was given up is not."""
 
-from tests.unit.services.controller.harness import Harness, Pool
+from tests.unit.services.controller.harness import Harness, Pool, placed
 
 from slackwater.schemas.base import AggregatorId, JobId, Ok, Refused
 from slackwater.schemas.cluster import AggregatorHeartbeat, AggregatorLost, AggregatorRestarts
+from slackwater.schemas.placement import HostBuckets
 
 A0 = AggregatorId("a0")
 
@@ -113,3 +114,26 @@ def test_one_that_was_given_up_and_comes_back_serves_again() -> None:
     harness.pass_time(20)
     assert harness.homes("j") == ["a0", "a1"]
     assert harness.waiting() == {}
+
+
+def test_what_begins_anew_of_a_profiled_job_is_where_it_stays() -> None:
+    """Only what was in a temporary place goes to another one."""
+    harness = trained()
+    assert harness.stored["j"].temporary == ()
+    restarting(harness, 21, given_up=True)
+    harness.pass_time(1, "a0")
+    assert harness.homes("j") == ["a2", "a1"]
+    assert harness.stored["j"].temporary == ()
+
+
+def test_an_aggregator_that_is_restarted_before_it_hosts_has_lost_nothing() -> None:
+    """It is told again, of the same buckets at the same epoch."""
+    harness = Harness(Pool(4))
+    harness.hold = (HostBuckets,)
+    assert harness.ask(placed("j", 2)) == Ok()
+    harness.pass_time(3)
+    harness.pool.incarnations[A0] += 1
+    harness.pass_time(1)
+    assert harness.stored["j"].phase == "hosting"
+    assert [place.location_epoch for place in harness.stored["j"].places] == [1, 1]
+    assert "rehosted" not in harness.said("j")
