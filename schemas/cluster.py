@@ -137,6 +137,10 @@ class PermitUse(Record, kw_only=True, frozen=True):
     """Seconds for both, in all processes."""
     late: Count = 0
     """Permits that it held for so long that others went on beside it."""
+    memory_bytes: Count = 0
+    """Bytes that its processes may use, of those that share what they asked for; 0: none."""
+    stalled_s: Seconds = 0.0
+    """Seconds for which they have waited for data that do not fit."""
 
 
 TurnState = Literal["waiting", "profiling", "profiled", "running", "paused"]

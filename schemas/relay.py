@@ -170,6 +170,23 @@ class PermitGranted(Message, kw_only=True, frozen=True, tag="permit.granted"):
     """Bytes a second, each way, that are to be had of it."""
 
 
+class MemoryAsk(Message, kw_only=True, frozen=True, tag="memory.ask"):
+    """Ask how much memory this process may use, and say how it does with what it has (Lee 2020,
+    section 4.3.3). Answered by MemoryShare at once."""
+
+    used_bytes: Count = 0
+    aside_bytes: Count = 0
+    """Bytes of its data that are in files."""
+    stalled_s: Seconds = 0.0
+    """For how long it has waited for these in all, with nothing else to do."""
+
+
+class MemoryShare(Message, kw_only=True, frozen=True, tag="memory.share"):
+    """Use so much memory, and no more, from now on."""
+
+    limit_bytes: Count
+
+
 RelayFrame = (
     RelayHello
     | RelayAsk
@@ -179,4 +196,6 @@ RelayFrame = (
     | PermitAsk
     | PermitEnd
     | PermitGranted
+    | MemoryAsk
+    | MemoryShare
 )

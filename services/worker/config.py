@@ -78,6 +78,10 @@ class WorkerConfig(ServiceConfig, kw_only=True, frozen=True):
     """Bytes a second each way that are to be had of it; 0: what it says it can carry. Where that is
     known, another such job may move bytes beside the one whose turn it is, with what that leaves.
     """
+    share_memory: bool = True
+    """Let elastic programs that take turns here share the memory that they asked for together: more
+    for one that waits for its data, less for one that does not; none has less than half of its own.
+    """
     keep_jobs: bool = False
     """Leave job processes running when this service is stopped (a kill -9 always does)."""
     log_bytes_max: Annotated[int, msgspec.Meta(ge=8 * 1024**2, le=2**40)] = 16 * 1024**2

@@ -1,10 +1,12 @@
-"""The shell of a node's permits: hears processes of jobs, and tells them when to begin.
+"""The shell of a node's permits and memory shares: hears processes of jobs, and tells them when to
+begin, and how much memory they may use.
 
 They are asked for over the service's own socket, not the bus: a subtask may be a millisecond.
 """
 
 import asyncio
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from itertools import count
 from typing import Final
 
@@ -16,8 +18,15 @@ from slackwater.common.bus.relay import frame
 from slackwater.common.native.link import Link, link_of
 from slackwater.schemas.base import JobId, NodeId
 from slackwater.schemas.cluster import TURNS_MAX, PermitUse
-from slackwater.schemas.relay import PermitAsk, PermitEnd, PermitGranted
+from slackwater.schemas.relay import (
+    MemoryAsk,
+    MemoryShare,
+    PermitAsk,
+    PermitEnd,
+    PermitGranted,
+)
 from slackwater.services.worker.config import WorkerConfig
+from slackwater.services.worker.memory_shares import MemoryShares
 from slackwater.services.worker.permits import Grant, Late, Permits
 
 _log = structlog.get_logger()
@@ -30,14 +39,22 @@ def permit_server(config: WorkerConfig) -> "PermitServer":
     here = (f"{config.address}:0",) if config.address else ()
     link = link_of(config.network_interface, config.network_bytes_s, here)
     permits = Permits(config.computing, config.moving, secondary=link is not None)
-    return PermitServer(permits, link)
+    return PermitServer(permits, link, MemoryShares() if config.share_memory else None)
 
 
 class PermitServer:
-    """`link`: the node's, if it is known how much it carries."""
+    """`link`: the node's, if it is known how much it carries. `shares`: None where every process
+    keeps the memory that its job asked for."""
 
-    def __init__(self, permits: Permits, link: Link | None) -> None:
-        self.permits = permits
+    def __init__(
+        self,
+        permits: Permits,
+        link: Link | None,
+        shares: MemoryShares | None = None,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.permits, self.shares, self.now_s = permits, shares, now_s
+        self._asked_bytes: dict[int, int] = {}
         self._primary = frame(PermitGranted())
         interface, budget = (link.interface.name, link.budget_bytes_s) if link else ("", 0)
         self._secondary = frame(
@@ -58,7 +75,7 @@ class PermitServer:
 
     def heard(self, lane: int, message: PermitAsk | PermitEnd) -> None:
         """Raises DecodeRejected for a second subtask beside the first."""
-        now_s = asyncio.get_running_loop().time()
+        now_s = self.now_s()
         if isinstance(message, PermitEnd):
             self._tell(self.permits.ended(lane, now_s))
             return
@@ -67,10 +84,36 @@ class PermitServer:
             raise DecodeRejected("a permit was asked for beside another one; end that first")
         self._tell(granted)
 
+    def knows_memory(self, lane: int) -> bool:
+        """Say whether it is known how much memory the lane's job asked for."""
+        return lane in self._asked_bytes
+
+    def asked_memory(self, lane: int, job: str, asked_bytes: int) -> None:
+        """Take down what the job asked for. Raises DecodeRejected where that is nothing."""
+        if not asked_bytes:
+            raise DecodeRejected("it asks for a share of memory, and its job asked for none")
+        self._asked_bytes[lane] = asked_bytes
+        if self.shares is not None:
+            self.shares.joined(lane, job, asked_bytes, self.now_s())
+
+    def share(self, lane: int, message: MemoryAsk) -> None:
+        """Tell a process its limit."""
+        limit_bytes = self._asked_bytes[lane]
+        if self.shares is not None:
+            before = self.shares.moves
+            limit_bytes = self.shares.asked(lane, message, self.now_s())
+            if self.shares.moves > before and (moved := self.shares.last) is not None:
+                giver, taker = self.shares.job_of(moved.giver), self.shares.job_of(moved.taker)
+                _log.info("memory.moves", giver=giver, taker=taker, bytes=moved.nbytes)
+        self._writers[lane].write(frame(MemoryShare(limit_bytes=limit_bytes)))
+
     def close(self, lane: int) -> None:
         """Its connection is lost."""
+        now_s = self.now_s()
         self._writers.pop(lane, None)
-        self._tell(self.permits.closed(lane, asyncio.get_running_loop().time()))
+        if self._asked_bytes.pop(lane, None) is not None and self.shares is not None:
+            self.shares.left(lane, now_s)
+        self._tell(self.permits.closed(lane, now_s))
 
     def turns(self, node: NodeId) -> tuple[PermitUse, ...]:
         """Return what each job has had, for the service's heartbeat."""
@@ -79,9 +122,10 @@ class PermitServer:
             known = found.setdefault(job, PermitUse(job=JobId(job), node=node))
             held = {"computed_s": known.computed_s, "moved_s": known.moved_s}
             held["computed_s" if kind == "compute" else "moved_s"] += usage.held_s
+            memory = self.shares.limits(job) if self.shares is not None else (0, 0.0)
             found[job] = msgspec.structs.replace(
                 known, **held, waited_s=known.waited_s + usage.waited_s,
-                late=known.late + usage.late,
+                late=known.late + usage.late, memory_bytes=memory[0], stalled_s=memory[1],
             )  # fmt: skip
         return tuple(found.values())[:TURNS_MAX]
 
@@ -103,11 +147,12 @@ class PermitServer:
         if self._timer is not None:
             self._timer.cancel()
         self._timer_s = due_s
-        self._timer = asyncio.get_running_loop().call_at(due_s, self._look)
+        after_s = max(0.0, due_s - self.now_s())
+        self._timer = asyncio.get_running_loop().call_later(after_s, self._look)
 
     def _tell_late(self, late: Late) -> None:
         """Say once in a while that a job does not give its permit back."""
-        now_s = asyncio.get_running_loop().time()
+        now_s = self.now_s()
         if now_s - self._told_s.get(late.job, float("-inf")) < LATE_EVERY_S:
             return
         self._told_s = {job: at for job, at in self._told_s.items() if now_s - at < LATE_EVERY_S}
@@ -116,7 +161,7 @@ class PermitServer:
 
     def _look(self) -> None:
         self._timer, self._timer_s = None, float("inf")
-        granted, late = self.permits.look(asyncio.get_running_loop().time())
+        granted, late = self.permits.look(self.now_s())
         for each in late:
             self._tell_late(each)
         self._tell(granted)

@@ -29,7 +29,7 @@ import signal
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -42,6 +42,8 @@ from slackwater.common.base import limits
 from slackwater.common.base.private_files import write_private
 from slackwater.schemas.base import JobId
 from slackwater.schemas.gpus import NodeAllocation
+from slackwater.schemas.jobs import MEMORY_VARIABLE
+from slackwater.schemas.relay import RelayHello
 from slackwater.services.worker import becoming
 from slackwater.services.worker.effects import RunRank
 from slackwater.services.worker.events import Found
@@ -354,3 +356,14 @@ def log_bytes(state_dir: Path) -> int:
         with contextlib.suppress(FileNotFoundError, PermissionError):  # Begun anew, or closed.
             total += path.stat().st_size
     return total
+
+
+def asked_memory(state_dir: Path) -> Callable[[RelayHello], int]:
+    """Return a function that returns the bytes that the job of a process asked for, for each of its
+    processes; 0: it did not say. That raises OSError, ValueError."""
+
+    def asked(hello: RelayHello) -> int:
+        files = RankFiles(state_dir, hello.job, hello.rank, hello.attempt)
+        return int(files.intent().env.get(MEMORY_VARIABLE, "0"))
+
+    return asked

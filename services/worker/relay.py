@@ -31,6 +31,7 @@ from slackwater.common.transport.socket_files import PathTaken, bind, credential
 from slackwater.schemas.base import Message
 from slackwater.schemas.job_requests import RegisterJob
 from slackwater.schemas.relay import (
+    MemoryAsk,
     PermitAsk,
     PermitEnd,
     RelayAnswer,
@@ -110,9 +111,12 @@ class Relay:
         count: Callable[[str], None],
         permits: PermitServer,
         mode: int = 0o600,
+        memory: Callable[[RelayHello], int] = lambda _: 0,
     ) -> None:
+        """`memory`: returns the bytes that a process's job asked for, for each of its processes;
+        it may read files."""
         self.path, self._bus, self._known, self._count = path, bus, known, count
-        self._permits = permits
+        self._permits, self._memory = permits, memory
         self._mode = mode
         self._peers: dict[Rank, _Peers] = {}
         self._greetings: dict[Greeting, None] = {}
@@ -237,8 +241,8 @@ class Relay:
         try:
             while True:
                 head, payload = await read_frame(reader)
-                if isinstance(head, PermitAsk | PermitEnd):
-                    await self._order(hello.job, head, reader, writer)
+                if isinstance(head, PermitAsk | PermitEnd | MemoryAsk):
+                    await self._order(hello, head, reader, writer)
                 if not isinstance(head, RelayAsk | RelayTell):
                     raise DecodeRejected(f"a {type(head).__name__} came in the middle")
                 await room.acquire()  # Else the program's frames wait in its socket.
@@ -250,8 +254,8 @@ class Relay:
 
     async def _order(
         self,
-        job: str,
-        head: PermitAsk | PermitEnd,
+        hello: RelayHello,
+        head: PermitAsk | PermitEnd | MemoryAsk,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> None:
@@ -261,19 +265,32 @@ class Relay:
         allowance = Allowance(
             limits.PERMITS_BURST, now_s(), limits.PERMITS_PER_S, limits.PERMITS_BURST
         )
-        lane = self._permits.open(job, writer)
+        lane = self._permits.open(hello.job, writer)
         try:
             while True:
-                self._permits.heard(lane, head)
+                if isinstance(head, MemoryAsk):
+                    await self._share(hello, lane, head)
+                else:
+                    self._permits.heard(lane, head)
                 if (wait_s := allowance.take(now_s())) > 0.0:
                     await asyncio.sleep(wait_s)
                     allowance.take(now_s())
                 came, _ = await read_frame(reader)
-                if not isinstance(came, PermitAsk | PermitEnd):
+                if not isinstance(came, PermitAsk | PermitEnd | MemoryAsk):
                     raise DecodeRejected(f"a {type(came).__name__} came among permits")
                 head = came
         finally:
             self._permits.close(lane)
+
+    async def _share(self, hello: RelayHello, lane: int, head: MemoryAsk) -> None:
+        """Answer a process that asks how much memory it may use. Raises DecodeRejected."""
+        if not self._permits.knows_memory(lane):
+            try:
+                asked_bytes = await asyncio.to_thread(self._memory, hello)
+            except (OSError, ValueError) as error:  # The job was just removed.
+                raise Unavailable(f"the memory of job {hello.job} is not known: {error}") from error
+            self._permits.asked_memory(lane, hello.job, asked_bytes)
+        self._permits.share(lane, head)
 
     async def _pass_on(
         self,

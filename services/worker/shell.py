@@ -75,7 +75,7 @@ from slackwater.services.worker.gpus import GpuHeld, Inventory, nvidia
 from slackwater.services.worker.logreader import LogReader
 from slackwater.services.worker.permit_server import permit_server
 from slackwater.services.worker.ports import KeptPorts
-from slackwater.services.worker.processes import Identity, Intent, RankFiles, find
+from slackwater.services.worker.processes import Identity, Intent, RankFiles, asked_memory, find
 from slackwater.services.worker.pruning import Pruner, Retention
 from slackwater.services.worker.relay import Relay
 from slackwater.services.worker.tokens import is_token, open_ticket
@@ -135,7 +135,9 @@ class Processes:
         self._port: Port | None = None
         relay, mode = self._state_dir.absolute() / RELAY, 0o666 if config.accounts else 0o600
         self.permits = permit_server(config)
-        self._relay = Relay(relay, bus, self._known, self._count, self.permits, mode)
+        self._relay = Relay(
+            relay, bus, self._known, self._count, self.permits, mode, asked_memory(self._state_dir)
+        )
         self._traffic = TrafficWatch(config, bus, self._containment, self._relay, self._watched)
 
     async def start(self, port: Port) -> None:

@@ -26,7 +26,14 @@ from slackwater.common.native.link import Interface
 from slackwater.common.transport.pacing import Bandwidth, Leftover, Pace
 from slackwater.common.transport.socket_files import within
 from slackwater.schemas.jobs import BY_TURNS_VARIABLE
-from slackwater.schemas.relay import PermitAsk, PermitEnd, PermitGranted, RelayAnswer
+from slackwater.schemas.relay import (
+    MemoryAsk,
+    MemoryShare,
+    PermitAsk,
+    PermitEnd,
+    PermitGranted,
+    RelayAnswer,
+)
 from slackwater.schemas.telemetry import SubtaskTimes
 
 _COMPUTE: Final = frame(PermitAsk(kind="compute"))
@@ -77,6 +84,23 @@ class ComputePermit:
             except OSError:  # It is back for the next one, or is not.
                 self.close()
 
+    def share(self, told: MemoryAsk) -> int | None:
+        """Return the bytes of memory that this process may use; None: nobody says."""
+        try:
+            if not self._is_there():
+                return None
+            assert self._socket is not None
+            assert self._file is not None
+            self._socket.settimeout(limits.RELAY_GREETING_S)
+            self._socket.sendall(frame(told))
+            if not isinstance(found := take_frame(self._file), MemoryShare):
+                raise DecodeRejected(f"{self._ticket} sent a {type(found).__name__}")
+            return found.limit_bytes
+        except _AWAY:
+            self.close()
+            self._again_s = self._now_s() + limits.PERMIT_AGAIN_S
+            return None
+
     @contextmanager
     def lent(self) -> Iterator[None]:
         """Let others compute while this thread waits; go on computing afterwards."""
@@ -97,16 +121,21 @@ class ComputePermit:
 
     def _ask(self) -> None:
         """Raises OSError, SlackwaterError, TimeoutError."""
-        if self._socket is None:
-            if self._now_s() < self._again_s:
-                return
-            self._connect()
+        if not self._is_there():
+            return
         assert self._socket is not None
         assert self._file is not None
         self._socket.settimeout(limits.PERMIT_WAIT_S)
         self._socket.sendall(_COMPUTE)
         if not isinstance(found := take_frame(self._file), PermitGranted):
             raise DecodeRejected(f"{self._ticket} sent a {type(found).__name__}")
+
+    def _is_there(self) -> bool:
+        """Connect, unless that failed a moment ago. Raises OSError, SlackwaterError,
+        TimeoutError."""
+        if self._socket is None and self._now_s() >= self._again_s:
+            self._connect()
+        return self._socket is not None
 
     def _connect(self) -> None:
         self._socket = sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -140,6 +140,11 @@ def _turns(turns: PermitUse) -> str:
         f"{turns.node}: computed {turns.computed_s:.1f} s, moved bytes {turns.moved_s:.1f} s, "
         f"waited {turns.waited_s:.1f} s for its turn"
     )
+    if turns.memory_bytes:
+        had += (
+            f"; it may use {turns.memory_bytes / 1e6:,.0f} MB of memory, and waited "
+            f"{turns.stalled_s:.1f} s for data that are in files"
+        )
     if not turns.late:
         return had
     return f"{had}; kept a permit too long {number_of(turns.late, 'time')}: others went on"

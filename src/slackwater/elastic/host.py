@@ -46,6 +46,7 @@ from slackwater.schemas.elastic import (
     TaskFailed,
     Told,
 )
+from slackwater.schemas.relay import MemoryAsk
 
 COMPLETIONS_MAX: Final = 4096
 """Completions of one batch."""
@@ -55,6 +56,8 @@ orders would else never tell."""
 FLUSH_BY_TURNS_S: Final = 5.0
 """The same, of a job that takes turns: what it can compute, one task after another, is one subtask,
 and its updates move once."""
+SHARE_S: Final = 1.0
+"""Seconds between two questions how much memory the process may use."""
 
 
 class Batch(NamedTuple):
@@ -163,6 +166,8 @@ class Host:
         self._done_bytes = 0
         """Bytes of their results."""
         self._computed_s = 0.0
+        self._shared_s = float("-inf")
+        """When it was last asked how much memory it may use."""
         self._ran: set[int] = set()
         """Executors that ran since the last batch."""
         self._unnoted: Batch | None = None
@@ -318,6 +323,8 @@ class Host:
         if self.failed or self._files is None:
             return
         at = self._next()
+        if self.memory is not None:
+            self._look_at_memory(self.memory, stalled=at is None and not self._ran)
         full = len(self._done) >= COMPLETIONS_MAX or self._done_bytes > FRAME_PACKED_BYTES
         if at is not None and not full:
             self._run_task(at)
@@ -329,6 +336,21 @@ class Host:
             self._give()
         if self.memory is not None:
             self.memory.look_ahead(self._waiting, self._ran, idle=self.idle and not self._ran)
+
+    def _look_at_memory(self, memory: ExecutorMemory, stalled: bool) -> None:
+        """Count for how long nothing can be run, as data are read; and, of a job that takes turns,
+        learn how much memory it may use from now on."""
+        now_s = self._now_s()
+        memory.waits(now_s, stalled and bool(self._waiting))
+        if self._permit is None or now_s - self._shared_s < SHARE_S:
+            return
+        self._shared_s = now_s
+        told = MemoryAsk(
+            used_bytes=memory.used_bytes, aside_bytes=memory.aside_bytes,
+            stalled_s=memory.stalled_s,
+        )  # fmt: skip
+        if limit_bytes := self._permit.share(told):
+            memory.limit_bytes = limit_bytes
 
     def _meanwhile(self, is_there: Callable[[], bool]) -> None:
         """Run other executors' tasks while the running one waits for a table: it gives its slot

@@ -167,13 +167,16 @@ class ExecutorMemory:
         moved: Callable[[], None] = lambda: None,
     ) -> None:
         self._app, self._folder, self._moved = app, folder, moved
-        self._limit_bytes, self._used_bytes = limit_bytes, used_bytes
+        self.limit_bytes, self._used_bytes = limit_bytes, used_bytes
         self._pool = pool or ThreadPoolExecutor(1, "elastic-memory")
         self._lodged: dict[int, _Lodged] = {}
         self._moving: Future[None] | None = None
         self._late: tuple[int, int] = (-1, 0)
         """The executor that is to be read next, and the tasks that others ran since."""
         self._told = False
+        self._stalled_since_s: float | None = None
+        self.stalled_s = 0.0
+        """For how long nothing could be run, as data were read."""
         self.asides = self.reads = self.read_bytes = self.written_bytes = 0
 
     def __str__(self) -> str:
@@ -188,6 +191,22 @@ class ExecutorMemory:
     def here(self) -> int:
         """Count the executors that take up memory."""
         return sum(bool(vars(each.executor)) for each in self._lodged.values())
+
+    @property
+    def used_bytes(self) -> int:
+        """Return the bytes that the process has to itself."""
+        return self._used_bytes()
+
+    @property
+    def aside_bytes(self) -> int:
+        """Return the bytes of executors that are in files alone."""
+        return sum(e.nbytes for e in self._lodged.values() if e.where is not _Where.HERE)
+
+    def waits(self, now_s: float, stalled: bool) -> None:
+        """Say whether nothing can be run, as data are read."""
+        if self._stalled_since_s is not None:
+            self.stalled_s += max(0.0, now_s - self._stalled_since_s)
+        self._stalled_since_s = now_s if stalled else None
 
     def has(self, number: int) -> bool:
         """Say whether a task of the executor can be run now."""
@@ -224,6 +243,7 @@ class ExecutorMemory:
             self._settle()
         target = next((number for number in waiting if not self.has(number)), None)
         if target is None:
+            self._shrink(waiting, busy)
             return
         passed = self._late[1] + 1 if self._late[0] == target else 0
         self._late = target, passed
@@ -237,6 +257,15 @@ class ExecutorMemory:
             for number in (*out, target):
                 self._lodged[number].where = _Where.MOVING
             self._moving = self._pool.submit(self._move, out, target, idle)
+
+    def _shrink(self, waiting: Sequence[int], busy: Collection[int]) -> None:
+        """Put executors aside while there are more than fit, as the limit was lowered."""
+        out = self._without_tasks(waiting, busy)
+        if out and self._lacking(None) > 0:
+            out = self._enough(out, self._lacking(None))
+            for number in out:
+                self._lodged[number].where = _Where.MOVING
+            self._moving = self._pool.submit(self._move, out, None, False)
 
     def close(self) -> None:
         """Remove all files. Idempotent."""
@@ -268,7 +297,7 @@ class ExecutorMemory:
     def _lacking(self, number: int | None) -> int:
         """Return the bytes that have to be freed before the executor is read."""
         wanted = self._lodged[number].nbytes if number is not None else 0
-        return self._used_bytes() + wanted - int(USED_PART * self._limit_bytes)
+        return self._used_bytes() + wanted - int(USED_PART * self.limit_bytes)
 
     def _enough(self, out: Sequence[int], lacking_bytes: int) -> list[int]:
         """Return the first ones that free as much, as far as that is known."""
@@ -288,7 +317,7 @@ class ExecutorMemory:
         if moving is not None:
             moving.result()
 
-    def _move(self, out: list[int], target: int, must: bool) -> None:
+    def _move(self, out: list[int], target: int | None, must: bool) -> None:
         try:
             self._swap(out, target, must)
         finally:
@@ -313,11 +342,11 @@ class ExecutorMemory:
     def _look_at_limit(self) -> None:
         """Say once that the limit cannot be kept."""
         used_bytes = self._used_bytes()
-        if used_bytes > self._limit_bytes and not self._told:
+        if used_bytes > self.limit_bytes and not self._told:
             self._told = True
             sys.stderr.write(
                 f"slackwater: {used_bytes / 1e6:,.0f} MB are in use with {self.here} of "
-                f"{len(self._lodged)} executors, {self._limit_bytes / 1e6:,.0f} MB were asked for: "
+                f"{len(self._lodged)} executors, {self.limit_bytes / 1e6:,.0f} MB were asked for: "
                 "give the program more --memory, or divide its data into more executors\n"
             )
 

@@ -191,3 +191,27 @@ def test_memory_of_what_is_put_aside_is_free() -> None:
     memory.bring(5)
     assert (vars(held[5])["x"] == 1.0).all()
     memory.close()
+
+
+def test_a_limit_that_is_lowered_puts_executors_aside_though_none_is_to_be_read(
+    tmp_path: Path,
+) -> None:
+    lodging = Lodging(tmp_path, fitting=4)
+    assert lodging.look(0, 1) == [0, 1, 2, 3]
+    assert lodging.memory.aside_bytes == 0
+    lodging.memory.limit_bytes = int(2.05 * EACH_BYTES / USED_PART)
+    assert lodging.look(0) == [0, 1], "the last that came are the last to be needed again"
+    assert lodging.look(0, 1) == [0, 1]
+    assert lodging.memory.aside_bytes == pytest.approx(2 * 480_000, rel=0.1)
+    assert lodging.memory.used_bytes == 2 * EACH_BYTES
+    lodging.memory.limit_bytes = int(4.05 * EACH_BYTES / USED_PART)
+    assert lodging.look(0, 1, 2, 3) == [0, 1, 2]
+    assert lodging.look(0, 1, 2, 3) == [0, 1, 2, 3]
+    lodging.memory.close()
+
+
+def test_what_nothing_can_be_run_for_is_counted(lodging: Lodging) -> None:
+    memory = lodging.memory
+    for now_s, stalled in ((0.0, False), (1.0, True), (1.5, True), (3.0, False), (9.0, False)):
+        memory.waits(now_s, stalled)
+    assert memory.stalled_s == 2.0

@@ -1,7 +1,9 @@
 """An elastic host whose job takes turns computes with a permit alone, and waits without one; and it
 says how long its tasks computed."""
 
+from pathlib import Path
 from random import Random
+from threading import Semaphore
 from typing import Any, cast
 
 import pytest
@@ -12,8 +14,12 @@ from slackwater.agent.permits import ComputePermit, leave, lent, node_permits, o
 from slackwater.common.base.packing import ARRAYS
 from slackwater.elastic import Executor as Base
 from slackwater.elastic.host import Host
+from slackwater.elastic.memory import USED_PART, ExecutorMemory
 from slackwater.schemas.elastic import HostWelcome, Noted, Order, Orders, TakeExecutor, Told
 from slackwater.schemas.jobs import BY_TURNS_VARIABLE
+from slackwater.schemas.relay import MemoryAsk
+
+MB = 1_000_000
 
 
 class Permit:
@@ -156,3 +162,66 @@ def test_without_turns_nothing_is_lent_or_left() -> None:
     with lent(None):
         on_boundary(None)
     leave(None)
+
+
+class Lodged(Hosted):
+    """Executors of a megabyte each, three of which fit into what their job asked for."""
+
+    def __init__(self, folder: Path, permit: Permit) -> None:
+        super().__init__(0, Reading())
+        self.now_s, self.told = 0.0, list[MemoryAsk]()
+        self.limit_bytes: int | None = None
+        self.moves = Semaphore(0)
+        self.memory = ExecutorMemory(
+            self.app, int(3.05 * MB / USED_PART), folder, lambda: self.memory.here * MB,
+            moved=self.moves.release,
+        )  # fmt: skip
+        permit.share = self.share  # type: ignore[attr-defined]
+        self.host = Host(
+            self.app, self.tables, lambda run: MemoryFiles(Disk(), Kills(Random(0), 0.0)),
+            lambda message, payload: self.sent.append(message), now_s=lambda: self.now_s,
+            memory=self.memory, permit=cast(ComputePermit, permit),
+        )  # fmt: skip
+        self.host.heard(HostWelcome(run="r"))
+        for number in range(EXECUTORS):
+            self.host.heard(TakeExecutor(executor=number, move=1, has_state=False))
+
+    def share(self, told: MemoryAsk) -> int | None:
+        self.told.append(told)
+        return self.limit_bytes
+
+
+def test_a_host_asks_how_much_memory_it_may_use_and_says_how_it_does(tmp_path: Path) -> None:
+    hosted = Lodged(tmp_path, Permit())
+    hosted.host.step()
+    assert [each.used_bytes for each in hosted.told] == [3 * MB]
+    before = hosted.told[0].aside_bytes
+    assert before > 0
+    hosted.host.step()
+    assert len(hosted.told) == 1, "not at each step"
+    hosted.now_s, hosted.limit_bytes = 1.0, int(2.05 * MB / USED_PART)
+    hosted.host.step()
+    assert hosted.moves.acquire(timeout=10.0)
+    hosted.now_s, hosted.limit_bytes = 2.0, None
+    hosted.host.step()
+    assert hosted.told[-1].used_bytes == 2 * MB
+    assert hosted.told[-1].aside_bytes > before
+    assert hosted.memory.limit_bytes == int(2.05 * MB / USED_PART), "nobody said another one"
+    hosted.memory.close()
+
+
+def test_a_host_says_for_how_long_it_could_run_nothing_as_data_were_read(tmp_path: Path) -> None:
+    hosted = Lodged(tmp_path, Permit())
+    aside = next(n for n in range(EXECUTORS) if not hosted.memory.has(n))
+    hosted.host.step()
+    hosted.order(aside)
+    for now_s in (0.25, 0.5, 0.75):
+        hosted.now_s = now_s
+        hosted.host._look_at_memory(hosted.memory, stalled=True)
+    hosted.host.step()  # It begins to read.
+    assert hosted.moves.acquire(timeout=10.0)
+    hosted.now_s = 1.25
+    hosted.host.step()
+    hosted.host.step()
+    assert [each.stalled_s for each in hosted.told] == [0.0, 1.0]
+    hosted.memory.close()

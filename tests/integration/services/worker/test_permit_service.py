@@ -14,7 +14,15 @@ from slackwater.common.base import limits
 from slackwater.common.bus.relay import frame, greeted, read_frame
 from slackwater.common.native.link import Interface, Link
 from slackwater.schemas.base import NodeId
-from slackwater.schemas.relay import PermitAsk, PermitEnd, PermitGranted, RelayRefused
+from slackwater.schemas.cluster import PermitUse
+from slackwater.schemas.relay import (
+    MemoryAsk,
+    PermitAsk,
+    PermitEnd,
+    PermitGranted,
+    RelayRefused,
+)
+from slackwater.services.worker.memory_shares import MemoryShares
 from slackwater.services.worker.permit_server import PermitServer
 from slackwater.services.worker.permits import Permits
 
@@ -243,3 +251,60 @@ async def test_whoever_asks_too_often_is_read_more_slowly(
             await asyncio.wait_for(read_frame(reader), 10)
         assert loop.time() - began_s >= 0.25  # 40 frames, of which 10 at once.
         writer.close()
+
+
+async def test_processes_are_told_how_much_memory_they_may_use(world: World) -> None:
+    """One has all of its data in memory, and gives what it does not need to the other."""
+    world.memory_bytes = 100_000_000
+    ahead_s = 0.0
+    world.permits = PermitServer(
+        Permits(), None, MemoryShares(), lambda: time.monotonic() + ahead_s
+    )
+    first, second = (ComputePermit(world.ticket(job=job)) for job in "jk")
+    limits_bytes, used = list[int | None](), list[PermitUse]()
+
+    def both() -> None:
+        nonlocal ahead_s
+        limit_bytes, stalled_s = second.share(MemoryAsk()), 0.0
+        first.take()  # Beside a subtask as well as without one.
+        for _ in range(60):
+            ahead_s += 1.0
+            first.share(MemoryAsk(used_bytes=40_000_000))
+            limits_bytes.append(limit_bytes)
+            stalled_s += 0.5 * (limit_bytes == 100_000_000)
+            told = MemoryAsk(used_bytes=90_000_000, aside_bytes=80_000_000, stalled_s=stalled_s)
+            limit_bytes = second.share(told)
+        used.extend(world.permits.turns(NodeId("n")))
+        first.give_back()
+        first.close()
+        second.close()
+
+    async with open_relay(world):
+        await in_thread(both)
+        assert limits_bytes[0] == 100_000_000
+        assert limits_bytes[-1] == 150_000_000
+        assert [(each.job, each.memory_bytes) for each in used] == [("j", 50_000_000)]
+        await soon(lambda: not world.permits.turns(NodeId("n")))
+
+
+async def test_a_job_that_asked_for_no_memory_has_no_share(world: World) -> None:
+    async with open_relay(world):
+        reader, writer = await greeted(world.ticket())
+        writer.write(frame(MemoryAsk(used_bytes=1)))
+        refused, _ = await read_frame(reader)
+        assert isinstance(refused, RelayRefused)
+        assert "its job asked for none" in refused.reason
+        writer.close()
+
+
+async def test_where_nothing_is_shared_a_process_keeps_what_its_job_asked_for(
+    world: World,
+) -> None:
+    found: list[int | None] = []
+    world.memory_bytes = 7_000_000
+    permit = ComputePermit(world.ticket())
+    async with open_relay(world):
+        await in_thread(lambda: found.append(permit.share(MemoryAsk(used_bytes=1))))
+        permit.close()
+    assert found == [7_000_000]
+    assert permit.share(MemoryAsk(used_bytes=1)) is None, "the service is away"

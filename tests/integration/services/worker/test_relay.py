@@ -67,6 +67,8 @@ class World:
     counts: Counter[str] = field(default_factory=Counter)
     tokens: dict[tuple[str, int, int], bytes] = field(default_factory=dict)
     permits: PermitServer = field(default_factory=lambda: PermitServer(Permits(), None))
+    memory_bytes: int = 0
+    """Bytes that each job has asked for."""
     hold: asyncio.Event | None = None
     look: threading.Barrier | None = None
     """Is passed twice by whoever looks at a greeting: when it begins, and before it says so."""
@@ -84,8 +86,9 @@ class World:
             return mine and found
 
         return Relay(
-            self.folder / ("long" * 40) / "relay.sock", self.bus, known, count, self.permits
-        )
+            self.folder / ("long" * 40) / "relay.sock", self.bus, known, count, self.permits,
+            memory=lambda hello: self.memory_bytes,
+        )  # fmt: skip
 
     def ticket(self, job: str = "j", rank: int = 0, attempt: int = 0) -> Ticket:
         token = self.tokens.setdefault((job, rank, attempt), secrets.token_bytes(32))
