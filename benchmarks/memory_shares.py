@@ -8,9 +8,9 @@ then; the other computes for 0.01 s, and waits for its data. Computing is emulat
 processor for each. The disk is emulated, too: one read at a time, at 100 MB/s for both programs.
 
 Compared are the seconds of a pass through the data over those that computing on them takes, the
-mean of both programs: with *one ratio for all*, each program keeps what it asked for; *fixed shares*
-are tried in steps, and the best is kept; *shared* is what the worker service gives each of them,
-measured once it has stopped moving memory.
+mean of both programs: with *one ratio for all*, each program keeps what it asked for; *fixed
+shares* are tried in steps, and the best is kept; *shared* is what the worker service gives each of
+them, measured once it has stopped moving memory.
 """
 
 import argparse
@@ -130,7 +130,8 @@ class Bench:
         for id in ids:
             await self.client.cancel(id)
         for _ in range(100):
-            if all([(await self.client.job(id)).ended for id in ids]):
+            states = [(await self.client.job(id)).state for id in ids]
+            if all(state in ("cancelled", "failed") for state in states):
                 return
             await asyncio.sleep(0.2)
         raise TimeoutError("the programs do not end")

@@ -208,8 +208,6 @@ class BucketWriter:
                 wait_s = min(2 * wait_s, limits.RETRY_WAIT_S_MAX)
         self._doubt = None
         for write in list(self._window):
-            if write.durable:
-                continue
             if write.expected < last:
                 self._settled(write)
             else:

@@ -56,6 +56,7 @@ import hmac
 import random
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from itertools import count
 from typing import Annotated, Any, Protocol
 
 import msgspec
@@ -306,9 +307,7 @@ class Handovers:
     async def _offer(self, bucket: Bucket, held: Held, move: Move, readiness: _Readiness) -> None:
         begun_s = self._clock.now_s()
         theirs = owner_word(move.to.aggregator)
-        attempt = nbytes = 0
-        while True:
-            attempt += 1
+        for attempt in count(1):
             try:
                 async with self._room:
                     nbytes = await self._hand_over(bucket.key, held, move, readiness)

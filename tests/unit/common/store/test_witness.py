@@ -16,6 +16,7 @@ from slackwater.common.store import witness_file
 from slackwater.common.store.witness import Content, Found, Mark, Told, compared
 from slackwater.common.store.witness_file import (
     FileWitness,
+    FolderWitnesses,
     MemoryWitness,
     Noted,
     _read,
@@ -363,3 +364,8 @@ async def test_a_file_that_is_written_anew_leaves_no_descriptor_open(tmp_path: P
     for epoch in range(2, 12):
         await file.begin({}, content.mark(epoch, 0))
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_service_without_a_folder_keeps_no_witness(tmp_path: Path) -> None:
+    assert FolderWitnesses("").of("jobs") is None
+    assert isinstance(FolderWitnesses(str(tmp_path)).of("jobs"), FileWitness)

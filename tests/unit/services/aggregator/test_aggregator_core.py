@@ -1,5 +1,6 @@
 """Commands to an aggregator: idempotent by location epoch, bounded, never half done."""
 
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import pytest
@@ -476,3 +477,17 @@ def test_a_bucket_that_is_named_twice_is_refused_before_a_region_is_made() -> No
     assert isinstance(refused, Refused)
     assert "named twice" in refused.reason
     assert driver.done == []
+
+
+def test_only_the_plans_of_the_last_jobs_that_left_are_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "DEPARTED_MAX", 2)
+    driver = Driver()
+    driver.host(0)
+    plan = driver.core.plan_of(JOB, 0.0)
+    assert plan is not None
+    for id in "abc":
+        moved = replace(copied(), key=(JobId(id), 0), plan=plan)
+        driver.core.step(moved, 10.0)
+    assert [driver.core.plan_of(JobId(id), 10.0) is plan for id in "abc"] == [False, True, True]

@@ -762,3 +762,20 @@ def test_a_job_and_its_aggregators_are_as_new_once_all_of_it_is_hosted() -> None
     assert job.located
     assert job.settled_s == harness.now_s
     assert {state.aggregators[home].changed_s for home in job.homes()} == {harness.now_s}
+
+
+def test_a_late_answer_to_what_dropped_a_former_job_does_not_end_the_one_of_its_name() -> None:
+    harness = Harness(Pool(4))
+    harness.place("j", [0.02, 0.01])
+    harness.hold = (DropJob,)
+    assert harness.ask(ReleaseJob(job="j")) == Ok()
+    late, other = harness.held_back
+    harness.pool.dead |= {AggregatorId("a0"), AggregatorId("a1")}
+    harness.pass_time(60, "a0", "a1")
+    assert harness.stored == {}
+    harness.hold = ()
+    harness.place("j", [0.02, 0.01])
+    for request in (late, other):
+        harness.step(Answered(request.key, Ok()))
+    harness.pass_time(2, "a0", "a1")
+    assert harness.stored["j"].phase == "steady"

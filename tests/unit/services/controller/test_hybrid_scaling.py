@@ -140,3 +140,16 @@ def test_a_part_of_the_measured_demand_stays_for_the_next_burst() -> None:
     harness.ask(ReleaseJob(job="next"))
     harness.pass_time(190)
     assert harness.pool.records == {}, "a period needed none"
+
+
+def test_what_is_idle_after_a_period_s_end_waits_for_the_next_one() -> None:
+    """All that was unused has gone back by then: giving back is over."""
+    harness = Harness(Pool(6), scaling_s=100.0, on_demand_min=1, keep_demand=0.0)
+    harness.place("j", [0.02, 0.01])
+    harness.pass_time(110)
+    assert set(harness.pool.records) == {"a0", "a1"}
+    assert harness.ask(ReleaseJob(job="j")) == Ok()
+    harness.pass_time(40)
+    assert set(harness.pool.records) == {"a0", "a1"}, "they are there for the next job"
+    harness.pass_time(70)
+    assert set(harness.pool.records) == set()

@@ -124,6 +124,7 @@ def test_what_begins_anew_of_a_profiled_job_is_where_it_stays() -> None:
     harness.pass_time(1, "a0")
     assert harness.homes("j") == ["a2", "a1"]
     assert harness.stored["j"].temporary == ()
+    assert harness.said("j")[-3:] == ["rehosted", "located", "steady"]
 
 
 def test_an_aggregator_that_is_restarted_before_it_hosts_has_lost_nothing() -> None:

@@ -969,3 +969,14 @@ def test_an_index_that_is_not_what_the_records_say_is_found() -> None:
     harness.core.state.live += 1
     with pytest.raises(AssertionError, match=r"'live': \(2, 1\)"):
         harness.core.state.check_invariants()
+
+
+def test_a_job_that_lost_its_optimizer_s_state_keeps_that_in_its_record() -> None:
+    harness = Harness()
+    harness.report("c0", 1.0)
+    running_job(harness)
+    lost = JobEvent(job=JobId("j1"), fact="optimizer-state-lost", at_s=harness.now_s)
+    harness.see(JobEvent(job=JobId("another"), fact="optimizer-state-lost", at_s=harness.now_s))
+    assert not harness.stored["jobs"]["j1"].optimizer_state_lost
+    harness.see(lost)
+    assert harness.stored["jobs"]["j1"].optimizer_state_lost

@@ -215,3 +215,13 @@ def test_no_aggregator_is_ever_in_two_clusters_or_over_a_maximum(
         expected = {id: cluster for cluster, ids in held.items() for id in ids}
         assert {id: c for id, c in records.items() if c is not None} == expected
         assert all(len(ids) <= 3 for ids in held.values())
+
+
+def test_members_are_counted_by_state() -> None:
+    made = pool(4)
+    assert made.counts() == {"free": 4, "used": 0, "dead": 0}
+    made.allocate(AllocateAggregators(request="r", cluster=C0, count=1), 1.0)
+    for index in range(3):
+        made.heard(heartbeat(f"a{index}"), LOST_AFTER_S)
+    made.tick(LOST_AFTER_S + 1.0)
+    assert made.counts() == {"free": 2, "used": 1, "dead": 1}

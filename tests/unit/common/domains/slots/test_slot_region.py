@@ -52,6 +52,7 @@ def test_what_was_formatted_opens_with_all_that_an_aggregator_must_know() -> Non
     assert opened.owner == owner_word("a1") != owner_word("a2")
     assert opened.identity == made.identity
     assert opened.all_pushed() == [0, 0, 17]
+    assert opened.version_word().tolist() == [6]
     assert opened.hyper(1) == Hyper(0.25, weight_decay=0.5)
     assert (opened.gradient(1) == 3).all()
     assert (opened.gradient(0) == 0).all()
