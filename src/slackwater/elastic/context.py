@@ -23,6 +23,7 @@ class Context:
         self._cache, self._now_s, self._was_read = cache, now_s, was_read
         self.read_s = 0.0
         """Seconds that it has read tables, or waited for them."""
+        self.has_read = False
         self.executor = executor
         """The number of the executor that runs the task."""
         self.executors = executors
@@ -36,6 +37,7 @@ class Context:
         began_s = self._now_s()
         try:
             found = self._cache.get(table, rows, self.version)
+            self.has_read = True
             self._was_read()
             return found
         finally:

@@ -166,6 +166,8 @@ class Host:
         self._done_bytes = 0
         """Bytes of their results."""
         self._computed_s = 0.0
+        self._reads = True
+        """The last task read a table, as the next one will, then."""
         self._shared_s = float("-inf")
         """When it was last asked how much memory it may use."""
         self._ran: set[int] = set()
@@ -383,8 +385,8 @@ class Host:
         )  # fmt: skip
         self._ran.add(order.executor)
         self._running.append(order.executor)
-        if self.cache.has(order.version):  # Else it reads first, which needs no processor.
-            self._computes()
+        if self.cache.has(order.version) or not self._reads:
+            self._computes()  # Else it reads first, which needs no processor.
         began_s = self._now_s()
         try:
             result = ARRAYS.pack(held.executor.run(context, ARRAYS.unpack(order.task)))
@@ -403,6 +405,7 @@ class Host:
             self._running.pop()
             self._let_others_compute()
         self.cache.complete()
+        self._reads = context.has_read
         self._computed_s += max(0.0, self._now_s() - began_s - context.read_s)
         if not self._done:
             self._oldest_s = self._now_s()

@@ -164,6 +164,39 @@ def test_without_turns_nothing_is_lent_or_left() -> None:
     leave(None)
 
 
+class Alone(Computing):
+    """Tasks that read no table."""
+
+    held: list[bool]
+
+    class Executor(Base):
+        app: "Alone"
+
+        def run(self, ctx: Any, task: Any) -> Any:
+            self.app.held.append(self.app.permit.held)
+            ctx.update("w", [[1.0]], rows=[self.number])
+
+
+def test_tasks_that_read_no_table_have_a_permit_from_the_second_one_on() -> None:
+    """Regression: it was asked for after a read, and so by none of them ever."""
+    hosted = Hosted(1, Reading())
+    app, permit = Alone(), Permit()
+    app.held, app.permit = [], permit
+    host = Host(
+        app, hosted.tables, lambda run: MemoryFiles(Disk(), Kills(Random(0), 0.0)),
+        lambda message, payload: hosted.sent.append(message), permit=cast(ComputePermit, permit),
+    )  # fmt: skip
+    host.heard(HostWelcome(run="r"))
+    for number in range(EXECUTORS):
+        host.heard(TakeExecutor(executor=number, move=1, has_state=False))
+    hosted.host = host
+    hosted.order(0, 1, 2)
+    for _ in range(4):
+        host.step()
+    assert app.held == [False, True, True]
+    assert not permit.held
+
+
 class Lodged(Hosted):
     """Executors of a megabyte each, three of which fit into what their job asked for."""
 
