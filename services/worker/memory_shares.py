@@ -155,7 +155,7 @@ class MemoryShares:
         if member.mark is None:
             member.mark = now_s, told.stalled_s
         self._look(now_s)
-        # What it was told before it may use until now; what it uses counts as long as it does.
+        # Until now it could use as much as it was told before; what it still uses counts, too.
         member.held_bytes = max(told.used_bytes, min(member.told_bytes, member.target_bytes))
         free_bytes = self.all_bytes - sum(each.held_bytes for each in self._members.values())
         grows_bytes = member.target_bytes - member.held_bytes

@@ -26,7 +26,7 @@ def slowly(kept: Any) -> Any:
 memory._Kept.read = slowly  # type: ignore[method-assign]
 
 
-class Holding(elastic.App):
+class Keeping(elastic.App):
     executors = EXECUTORS
     tables: ClassVar = {"w": Table(1, EXECUTORS)}
     driver = Bsp(ITERATIONS)
@@ -47,4 +47,4 @@ class Holding(elastic.App):
 if __name__ == "__main__":
     if nbytes := int(os.environ.get("FILE_BYTES", "0")):
         resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, nbytes))
-    elastic.launch(Holding())
+    elastic.launch(Keeping())

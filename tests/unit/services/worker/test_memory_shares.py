@@ -27,7 +27,7 @@ class Job:
 
     data_bytes: int
     compute_s: float
-    """Of a pass."""
+    """Seconds of a pass that it computes."""
     limit_bytes: int
     read_bytes_s: float = 100 * MB
     stalled_s: float = 0.0
@@ -183,7 +183,7 @@ def test_two_jobs_wait_about_as_little_as_with_the_best_shares(first: Job, secon
 
 
 class Sharing(RuleBasedStateMachine):
-    """Whoever comes, goes and says whatever."""
+    """Processes come, go, and say anything."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -131,7 +131,7 @@ def test_a_tenant_s_later_job_pushes_none_of_its_own_out(name: str) -> None:
 
 
 def test_the_protection_of_a_job_that_has_just_started_is_an_instant_to_decide_at() -> None:
-    """What is asked right after a start names the same instants as the policy itself."""
+    """A question right after a start names the same instants as the policy itself."""
     policy = make("fifo")
     jobs = _of_one_tenant([(0, 8, FOREVER_S), (0, 1, FOREVER_S)])
     said: list[float] = []
