@@ -5,6 +5,7 @@ Real processes and bytes. Each takes ten to twenty seconds: several jobs import 
 
 import asyncio
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -100,3 +101,28 @@ async def test_what_a_job_had_of_its_node_is_shown(tmp_path: Path) -> None:
         assert set(seen) == {"left", "right"}
         for id in ("left", "right"):
             trained(await ended(client, id))
+
+
+WRONG = {
+    "nan": "nan",
+    "memory": "Unable to allocate 8.00 GiB",
+    "killed": "SIGKILL|Killed|code -9",
+}
+
+
+async def test_what_befalls_three_of_four_costs_the_fourth_no_iteration(tmp_path: Path) -> None:
+    async with running("tcp") as (_, client):
+        await client.submit(trains("right", workers=1))
+        for what in WRONG:
+            spec = trains(what, workers=1, GOES_WRONG=what)
+            await client.submit(msgspec.structs.replace(spec, restarts=0))
+        for what, said in WRONG.items():
+            record = await ended(client, what)
+            assert record.state == "failed", what
+            assert re.search(said, record.reason), record.reason
+        record = await ended(client, "right")
+        trained(record)
+        assert not record.restarts
+        info = await client.job_info("right")
+        assert info.progress is not None
+        assert info.progress.iteration == ITERATIONS
