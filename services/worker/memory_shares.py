@@ -46,7 +46,6 @@ TRANSITIONS: Final[dict[tuple[str, str], str]] = {
     ("moving", "moved"): "judging",
     ("moving", "undone"): "measuring",
     ("moving", "late"): "moving",
-    ("judging", "stays"): "measuring",
     ("judging", "move"): "moving",
     ("judging", "content"): "resting",
     ("judging", "undo"): "moving",
@@ -119,9 +118,6 @@ class MemoryShares:
         self._failed: set[tuple[int, int]] = set()
         """Moves, by giver and taker, that did not help."""
         self.moves = 0
-
-    def knows(self, lane: int) -> bool:
-        return lane in self._members
 
     @property
     def all_bytes(self) -> int:
