@@ -55,8 +55,6 @@ class Aggregation:
 
     def means(self, now_s: float) -> tuple[float, float]:
         """Return the mean part, and the share of the time in which it had any."""
-        if self.from_s < 0.0:
-            return 0.0, 0.0
         self._go_on(now_s)
         lasted_s = self.last_s - self.from_s
         return (self.area / lasted_s, self.placed_s / lasted_s) if lasted_s > 0.0 else (0.0, 0.0)

@@ -346,7 +346,7 @@ class ExecutorMemory:
             self._told = True
             sys.stderr.write(
                 f"slackwater: {used_bytes / 1e6:,.0f} MB are in use with {self.here} of "
-                f"{len(self._lodged)} executors, {self.limit_bytes / 1e6:,.0f} MB were asked for: "
+                f"{len(self._lodged)} executors, {self.limit_bytes / 1e6:,.0f} MB may be: "
                 "give the program more --memory, or divide its data into more executors\n"
             )
 

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any, TypeVar
 
+import numpy as np
 import pytest
 
 from slackwater.common.base import limits
@@ -41,6 +42,7 @@ from slackwater.services.aggregator.effects import (
     KeepBucket,
     MakeRegions,
     MoveBucket,
+    SetDeadlines,
 )
 from slackwater.services.aggregator.events import (
     BucketCopied,
@@ -491,3 +493,24 @@ def test_only_the_plans_of_the_last_jobs_that_left_are_known(
         moved = replace(copied(), key=(JobId(id), 0), plan=plan)
         driver.core.step(moved, 10.0)
     assert [driver.core.plan_of(JobId(id), 10.0) is plan for id in "abc"] == [False, True, True]
+
+
+def test_what_was_saved_of_a_bucket_counts_as_its_memory_once() -> None:
+    driver = Driver()
+    driver.host(0)
+    bucket, before = driver.core.buckets[JOB, 0], driver.core.held_bytes
+    saved = np.zeros(100, np.float32)
+    for _ in range(2):
+        driver.core.remember(bucket, saved)
+        assert driver.core.held_bytes == before + saved.nbytes
+        driver.core.check_invariants()
+    driver.core.remove((JOB, 0))
+    assert driver.core.held_bytes == 0
+    driver.core.remember(bucket, saved)
+    assert driver.core.held_bytes == 0, "it is not here any more"
+
+
+def test_deadlines_are_set_only_where_an_order_to_host_has_some() -> None:
+    driver = Driver()
+    driver.ask(host(0))
+    assert driver.actions(SetDeadlines) == []

@@ -7,6 +7,7 @@ from tests.unit.services.controller.harness import Harness, Pool, placed
 
 from slackwater.schemas.base import AggregatorId, JobId, Ok, Refused
 from slackwater.schemas.cluster import (
+    AggregatorHeartbeat,
     AllocateAggregators,
     DeallocateAggregators,
     DrainAggregator,
@@ -57,6 +58,7 @@ def test_an_aggregator_is_emptied_kept_from_everybody_and_given_back_once_it_is_
     harness.migrated("j")
     assert harness.homes("j") == ["a2", "a1"]
     assert harness.stored["j"].cause == "drained"
+    assert harness.said("j")[-1] == "steady"
     assert harness.said_of("a0") == ["draining", "drained"]
     harness.pass_time(60)
     assert "a0" in harness.pool.records, "the pool would lend it to somebody"
@@ -268,3 +270,18 @@ def test_a_policy_that_has_no_place_for_what_leaves_is_asked_for_one_that_does_n
     harness.migrated("j")
     assert forced[:2] == [False, True]
     assert harness.homes("j") == ["a1", "a1"]
+
+
+def test_an_order_says_for_how_long_its_bytes_travel_at_the_rate_that_the_aggregator_has() -> None:
+    harness = two(room=4)
+    harness.hold = (MigrateInit,)
+    assert harness.drain("a0").needed_s == 0.0, "it has not said its rate"
+    harness.see(
+        AggregatorHeartbeat(
+            service="aggregator", id=AggregatorId("a0"), incarnation=1, at_s=harness.now_s,
+            node="n", cpu_share=0.1, addresses=(("shm", "a0"),), buckets=1, jobs=1, held_bytes=0,
+            busy_s=0.0, bytes_in=0, bytes_out=0, migration_bytes_s=1_000_000,
+        )
+    )  # fmt: skip
+    progress = harness.drain("a0")
+    assert progress.needed_s == progress.left_bytes / 1_000_000 > 4.0

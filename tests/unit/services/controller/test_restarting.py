@@ -5,6 +5,7 @@ from tests.unit.services.controller.harness import Harness, Pool, placed
 from slackwater.schemas.base import AggregatorId, JobId, Ok, Refused
 from slackwater.schemas.cluster import AggregatorHeartbeat, AggregatorLost, AggregatorRestarts
 from slackwater.schemas.placement import HostBuckets
+from slackwater.services.controller import hosting
 
 A0 = AggregatorId("a0")
 
@@ -138,3 +139,19 @@ def test_an_aggregator_that_is_restarted_before_it_hosts_has_lost_nothing() -> N
     assert harness.stored["j"].phase == "hosting"
     assert [place.location_epoch for place in harness.stored["j"].places] == [1, 1]
     assert "rehosted" not in harness.said("j")
+
+
+def test_a_job_without_temporary_places_is_profiled_where_it_begins() -> None:
+    """The pool has one aggregator, which it shares from the start."""
+    harness = Harness(Pool(1))
+    harness.place("first", [0.02, 0.01])
+    assert harness.ask(placed("j", 2)) == Ok()
+    harness.pass_time(60)
+    assert harness.stored["j"].temporary == ()
+    assert harness.stored["j"].phase == "profiling"
+
+
+def test_times_are_counted_as_in_english() -> None:
+    numbers = (1, 2, 3, 4, 11, 12, 13, 21, 102, 111)
+    said = "1st 2nd 3rd 4th 11th 12th 13th 21st 102nd 111th"
+    assert " ".join(map(hosting._nth, numbers)) == said
