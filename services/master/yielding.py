@@ -44,9 +44,27 @@ def givings(
         if (given := _givings_on(node, slots - free[node], givers)) is not None
     ]
     has = {giver.id: held(giver.allocation) for giver in givers}
-    return min(
-        found, key=lambda given: sum(has[id] - kept for id, kept in given.items()), default=None
-    )
+    if not found:
+        return None
+    least = min(found, key=lambda given: sum(has[id] - kept for id, kept in given.items()))
+    for id in tuple(least):  # It may give less where that leaves room on another node.
+        while (kept := least.get(id, has[id])) < has[id]:
+            fewer = least | {id: kept + 1}
+            if _room(free, givers, fewer) < slots:
+                break
+            least = fewer
+    return {id: kept for id, kept in least.items() if kept < has[id]}
+
+
+def _room(free: Mapping[NodeId, int], givers: Sequence[Giver], given: Mapping[JobId, int]) -> int:
+    """Return the free slots of the node that has most of them then."""
+    left = dict(free)
+    for giver in givers:
+        kept = dict(trimmed(giver.allocation, given.get(giver.id, held(giver.allocation))))
+        for node, number in giver.allocation:
+            if node in left:
+                left[node] += number - kept.get(node, 0)
+    return max(left.values())
 
 
 def _givings_on(node: NodeId, needed: int, givers: Sequence[Giver]) -> dict[JobId, int] | None:

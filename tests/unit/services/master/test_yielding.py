@@ -134,6 +134,14 @@ def test_the_node_is_chosen_for_which_least_is_given() -> None:
     assert givings(2, {N1: 1}, [Giver(B, ((N1, 2),), 1), spread]) == {B: 1}, "who is first gives"
 
 
+def test_a_job_gives_less_where_that_leaves_room_on_another_node() -> None:
+    """On the node that was chosen it would give three, and on the other one another job before."""
+    free = {NodeId("n0"): 1, N1: 3, N2: 2}
+    before = Giver(A, ((N1, 2), (N2, 2), (NodeId("n0"), 1)), 2)
+    giver = Giver(B, ((NodeId("n0"), 1), (N1, 3), (N2, 2)), 1)
+    assert givings(4, free, [before, giver]) == {B: 4}
+
+
 @given(st.integers(0, 2**32))
 def test_what_is_given_is_enough_and_not_one_more_than_needed(seed: int) -> None:
     rng = Random(seed)
