@@ -192,6 +192,7 @@ def test_nothing_of_a_deposed_writer_in_flight_slips_in() -> None:
             owned.writer.write(f"k{number}", b"x", number)
         await owned.settle()
         assert isinstance(owned.failures[0], Deposed)
+        assert "another instance has taken it over" in str(owned.failures[0])
         assert owned.durable == []
         assert set((await other.load())[0]) == {EPOCH_KEY}
 

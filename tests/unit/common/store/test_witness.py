@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slackwater.common.store import witness_file
-from slackwater.common.store.witness import Content, Found, Mark, Told, compared
+from slackwater.common.store.witness import NAMED_MAX, Content, Found, Mark, Told, compared, listed
 from slackwater.common.store.witness_file import (
     FileWitness,
     FolderWitnesses,
@@ -369,3 +369,9 @@ async def test_a_file_that_is_written_anew_leaves_no_descriptor_open(tmp_path: P
 def test_a_service_without_a_folder_keeps_no_witness(tmp_path: Path) -> None:
     assert FolderWitnesses("").of("jobs") is None
     assert isinstance(FolderWitnesses(str(tmp_path)).of("jobs"), FileWitness)
+
+
+def test_a_sentence_names_some_keys_and_counts_the_others() -> None:
+    keys = [f"k{number}" for number in range(NAMED_MAX)]
+    assert listed(keys) == ", ".join(keys)
+    assert listed([*keys, "l", "m"]) == ", ".join(keys) + " and 2 more"

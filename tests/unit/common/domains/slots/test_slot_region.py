@@ -9,7 +9,7 @@ import pytest
 from tests.regions import count
 
 from slackwater.common.base.errors import Rejected
-from slackwater.common.domains.slots.layout import plan_buckets, tensor_at
+from slackwater.common.domains.slots.layout import HEADER_BYTES, plan_buckets, tensor_at
 from slackwater.common.domains.slots.region import SlotRegion, owner_word
 from slackwater.common.domains.slots.rules import Hyper
 from slackwater.schemas.base import JobId
@@ -177,3 +177,10 @@ def test_an_order_outlives_its_writer_unless_it_is_torn() -> None:
     assert opened.order == b""
     with pytest.raises(Rejected, match="5000 bytes"):
         region.set_order(b"x" * 5000)
+
+
+def test_what_is_shorter_than_a_header_is_refused_by_its_size() -> None:
+    with pytest.raises(Rejected, match=f"{HEADER_BYTES - 1} bytes are not a region"):
+        SlotRegion.open(memoryview(bytearray(HEADER_BYTES - 1)))
+    with pytest.raises(Rejected, match="no region, or one whose maker was killed"):
+        SlotRegion.open(memoryview(bytearray(HEADER_BYTES)))
