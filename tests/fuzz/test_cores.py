@@ -49,7 +49,7 @@ from slackwater.services.worker.core import WorkerCore
 from slackwater.services.worker.effects import FindProcesses, LookAtProgram, RunRank
 from slackwater.services.worker.events import ProcessesFound, ProcessExited, ProgramLooked
 
-SHORT, LONG = 900, 20_000
+SHORT, LONG = 1_200, 20_000
 """Events from outside, in `make test` and in `make thorough`."""
 seeds = pytest.mark.parametrize(
     ("seed", "count"),
