@@ -104,7 +104,7 @@ async def test_what_a_job_had_of_its_node_is_shown(tmp_path: Path) -> None:
 
 
 WRONG = {
-    "nan": "nan",
+    "nan": "its gradient contains nan",
     "memory": "Unable to allocate 8.00 GiB",
     "killed": "SIGKILL|Killed|code -9",
 }
