@@ -104,9 +104,10 @@ class _Member:
 
 
 class MemoryShares:
-    """`lane`: the connection of a process."""
+    """`moving`: False: every process keeps what its job asked for. `lane`: its connection."""
 
-    def __init__(self) -> None:
+    def __init__(self, moving: bool = True) -> None:
+        self._moving = moving
         self._members: dict[int, _Member] = {}
         self.state = "measuring"
         self._since_s = 0.0
@@ -118,6 +119,9 @@ class MemoryShares:
         self._failed: set[tuple[int, int]] = set()
         """Moves, by giver and taker, that did not help."""
         self.moves = 0
+
+    def knows(self, lane: int) -> bool:
+        return lane in self._members
 
     @property
     def all_bytes(self) -> int:
@@ -186,7 +190,7 @@ class MemoryShares:
         self._measure()
 
     def _look(self, now_s: float) -> None:
-        if len(self._members) < 2:
+        if not self._moving or len(self._members) < 2:
             return
         if self.state == "resting":
             if now_s - self._since_s >= REST_S:

@@ -39,22 +39,20 @@ def permit_server(config: WorkerConfig) -> "PermitServer":
     here = (f"{config.address}:0",) if config.address else ()
     link = link_of(config.network_interface, config.network_bytes_s, here)
     permits = Permits(config.computing, config.moving, secondary=link is not None)
-    return PermitServer(permits, link, MemoryShares() if config.share_memory else None)
+    return PermitServer(permits, link, MemoryShares(config.share_memory))
 
 
 class PermitServer:
-    """`link`: the node's, if it is known how much it carries. `shares`: None where every process
-    keeps the memory that its job asked for."""
+    """`link`: the node's, if it is known how much it carries."""
 
     def __init__(
         self,
         permits: Permits,
         link: Link | None,
-        shares: MemoryShares | None = None,
+        shares: MemoryShares,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self.permits, self.shares, self.now_s = permits, shares, now_s
-        self._asked_bytes: dict[int, int] = {}
         self._primary = frame(PermitGranted())
         interface, budget = (link.interface.name, link.budget_bytes_s) if link else ("", 0)
         self._secondary = frame(
@@ -84,35 +82,26 @@ class PermitServer:
             raise DecodeRejected("a permit was asked for beside another one; end that first")
         self._tell(granted)
 
-    def knows_memory(self, lane: int) -> bool:
-        """Say whether it is known how much memory the lane's job asked for."""
-        return lane in self._asked_bytes
-
     def asked_memory(self, lane: int, job: str, asked_bytes: int) -> None:
         """Take down what the job asked for. Raises DecodeRejected where that is nothing."""
         if not asked_bytes:
             raise DecodeRejected("it asks for a share of memory, and its job asked for none")
-        self._asked_bytes[lane] = asked_bytes
-        if self.shares is not None:
-            self.shares.joined(lane, job, asked_bytes, self.now_s())
+        self.shares.joined(lane, job, asked_bytes, self.now_s())
 
     def share(self, lane: int, message: MemoryAsk) -> None:
         """Tell a process its limit."""
-        limit_bytes = self._asked_bytes[lane]
-        if self.shares is not None:
-            before = self.shares.moves
-            limit_bytes = self.shares.asked(lane, message, self.now_s())
-            if self.shares.moves > before and (moved := self.shares.last) is not None:
-                giver, taker = self.shares.job_of(moved.giver), self.shares.job_of(moved.taker)
-                _log.info("memory.moves", giver=giver, taker=taker, bytes=moved.nbytes)
+        before = self.shares.moves
+        limit_bytes = self.shares.asked(lane, message, self.now_s())
+        if self.shares.moves > before and (moved := self.shares.last) is not None:
+            giver, taker = self.shares.job_of(moved.giver), self.shares.job_of(moved.taker)
+            _log.info("memory.moves", giver=giver, taker=taker, bytes=moved.nbytes)
         self._writers[lane].write(frame(MemoryShare(limit_bytes=limit_bytes)))
 
     def close(self, lane: int) -> None:
         """Its connection is lost."""
         now_s = self.now_s()
         self._writers.pop(lane, None)
-        if self._asked_bytes.pop(lane, None) is not None and self.shares is not None:
-            self.shares.left(lane, now_s)
+        self.shares.left(lane, now_s)
         self._tell(self.permits.closed(lane, now_s))
 
     def turns(self, node: NodeId) -> tuple[PermitUse, ...]:
@@ -122,10 +111,10 @@ class PermitServer:
             known = found.setdefault(job, PermitUse(job=JobId(job), node=node))
             held = {"computed_s": known.computed_s, "moved_s": known.moved_s}
             held["computed_s" if kind == "compute" else "moved_s"] += usage.held_s
-            memory = self.shares.limits(job) if self.shares is not None else (0, 0.0)
+            memory_bytes, stalled_s = self.shares.limits(job)
             found[job] = msgspec.structs.replace(
                 known, **held, waited_s=known.waited_s + usage.waited_s,
-                late=known.late + usage.late, memory_bytes=memory[0], stalled_s=memory[1],
+                late=known.late + usage.late, memory_bytes=memory_bytes, stalled_s=stalled_s,
             )  # fmt: skip
         return tuple(found.values())[:TURNS_MAX]
 

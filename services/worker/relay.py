@@ -284,7 +284,7 @@ class Relay:
 
     async def _share(self, hello: RelayHello, lane: int, head: MemoryAsk) -> None:
         """Answer a process that asks how much memory it may use. Raises DecodeRejected."""
-        if not self._permits.knows_memory(lane):
+        if not self._permits.shares.knows(lane):
             try:
                 asked_bytes = await asyncio.to_thread(self._memory, hello)
             except (OSError, ValueError) as error:  # The job was just removed.

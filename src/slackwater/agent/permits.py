@@ -16,7 +16,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import BinaryIO, Final
+from typing import BinaryIO, Final, TypeVar
 
 from slackwater.common.base import limits
 from slackwater.common.base.clock import LiveClock
@@ -36,6 +36,7 @@ from slackwater.schemas.relay import (
 )
 from slackwater.schemas.telemetry import SubtaskTimes
 
+T = TypeVar("T", MemoryShare, PermitGranted)
 _COMPUTE: Final = frame(PermitAsk(kind="compute"))
 _END: Final = frame(PermitEnd())
 _AWAY: Final = (OSError, SlackwaterError, TimeoutError)
@@ -64,11 +65,7 @@ class ComputePermit:
         if self._since_s is not None:
             return
         asked_s = self._now_s()
-        try:
-            self._ask()
-        except _AWAY:  # Without an order, then.
-            self.close()
-            self._again_s = self._now_s() + limits.PERMIT_AGAIN_S
+        self._ask(_COMPUTE, PermitGranted, limits.PERMIT_WAIT_S)  # Unanswered: without an order.
         self._since_s = self._now_s()
         self.waited_s += self._since_s - asked_s
 
@@ -86,20 +83,8 @@ class ComputePermit:
 
     def share(self, told: MemoryAsk) -> int | None:
         """Return the bytes of memory that this process may use; None: nobody says."""
-        try:
-            if not self._is_there():
-                return None
-            assert self._socket is not None
-            assert self._file is not None
-            self._socket.settimeout(limits.RELAY_GREETING_S)
-            self._socket.sendall(frame(told))
-            if not isinstance(found := take_frame(self._file), MemoryShare):
-                raise DecodeRejected(f"{self._ticket} sent a {type(found).__name__}")
-            return found.limit_bytes
-        except _AWAY:
-            self.close()
-            self._again_s = self._now_s() + limits.PERMIT_AGAIN_S
-            return None
+        found = self._ask(frame(told), MemoryShare, limits.RELAY_GREETING_S)
+        return None if found is None else found.limit_bytes
 
     @contextmanager
     def lent(self) -> Iterator[None]:
@@ -119,23 +104,24 @@ class ComputePermit:
             self.take()
         self._waited = False
 
-    def _ask(self) -> None:
-        """Raises OSError, SlackwaterError, TimeoutError."""
-        if not self._is_there():
-            return
-        assert self._socket is not None
-        assert self._file is not None
-        self._socket.settimeout(limits.PERMIT_WAIT_S)
-        self._socket.sendall(_COMPUTE)
-        if not isinstance(found := take_frame(self._file), PermitGranted):
-            raise DecodeRejected(f"{self._ticket} sent a {type(found).__name__}")
-
-    def _is_there(self) -> bool:
-        """Connect, unless that failed a moment ago. Raises OSError, SlackwaterError,
-        TimeoutError."""
-        if self._socket is None and self._now_s() >= self._again_s:
-            self._connect()
-        return self._socket is not None
+    def _ask(self, question: bytes, answer: type[T], within_s: float) -> T | None:
+        """Return the answer; None: the service is away, or was a moment ago."""
+        if self._socket is None and self._now_s() < self._again_s:
+            return None
+        try:
+            if self._socket is None:
+                self._connect()
+            assert self._socket is not None
+            assert self._file is not None
+            self._socket.settimeout(within_s)
+            self._socket.sendall(question)
+            if not isinstance(found := take_frame(self._file), answer):
+                raise DecodeRejected(f"{self._ticket} sent a {type(found).__name__}")
+            return found
+        except _AWAY:
+            self.close()
+            self._again_s = self._now_s() + limits.PERMIT_AGAIN_S
+            return None
 
     def _connect(self) -> None:
         self._socket = sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -42,6 +42,7 @@ from slackwater.schemas.job_requests import FinishJob
 from slackwater.schemas.placement import LocateJob
 from slackwater.schemas.relay import RelayHello
 from slackwater.schemas.telemetry import IterationsObserved
+from slackwater.services.worker.memory_shares import MemoryShares
 from slackwater.services.worker.permit_server import PermitServer
 from slackwater.services.worker.permits import Permits
 from slackwater.services.worker.relay import Relay
@@ -118,7 +119,7 @@ async def ends(request: pytest.FixtureRequest, unique: str, tmp_path: Path) -> A
             stack.push_async_callback(bus.close)
         if request.param == "relay":
             hello = RelayHello(job=unique, rank=0, attempt=0, token=bytes(32))
-            permits = PermitServer(Permits(), None)
+            permits = PermitServer(Permits(), None, MemoryShares())
             relay = Relay(tmp_path / "r", client, lambda *_: True, lambda _: None, permits)
             await relay.start()
             stack.push_async_callback(relay.stop)

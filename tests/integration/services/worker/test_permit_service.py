@@ -164,7 +164,7 @@ async def test_one_sends_while_another_one_receives(world: World) -> None:
 
 async def test_a_secondary_is_paced_until_it_is_the_primary(world: World) -> None:
     link = Link(Interface("lo"), 10_000_000)
-    world.permits = PermitServer(Permits(secondary=True), link)
+    world.permits = PermitServer(Permits(secondary=True), link, MemoryShares())
     one, other = MovePermit(world.ticket(rank=0)), MovePermit(world.ticket(rank=1))
     async with open_relay(world):
         await one.begin()

@@ -43,6 +43,7 @@ from slackwater.schemas.placement import LocateJob
 from slackwater.schemas.relay import RelayHello
 from slackwater.schemas.telemetry import IterationsObserved
 from slackwater.services.worker.containment import MARK, Containment
+from slackwater.services.worker.memory_shares import MemoryShares
 from slackwater.services.worker.permit_server import PermitServer
 from slackwater.services.worker.permits import Permits
 from slackwater.services.worker.processes import Intent, RankFiles
@@ -66,7 +67,9 @@ class World:
     asked: list[FinishJob] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     tokens: dict[tuple[str, int, int], bytes] = field(default_factory=dict)
-    permits: PermitServer = field(default_factory=lambda: PermitServer(Permits(), None))
+    permits: PermitServer = field(
+        default_factory=lambda: PermitServer(Permits(), None, MemoryShares(moving=False))
+    )
     memory_bytes: int = 0
     """Bytes that each job has asked for."""
     hold: asyncio.Event | None = None
