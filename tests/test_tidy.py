@@ -37,11 +37,12 @@ FLOORS = (
     "services", "agent",
     "memory.store", "memory.pages", "memory.prefetch", "memory.control", "memory.resilience",
     "memory.nbd", "memory.service", "memory.spill", "memory.array",
-    "torch", "elastic", "tune", "console", "loadgen", "cli",
+    "torch", "elastic", "tune", "client", "console", "web", "loadgen", "cli",
 )  # fmt: skip
 """The rooms from the ground up: each may import what stands before it, and itself."""
 
 LOOK_INTO_SERVICES = {
+    "client": "the ranks and nodes of a gang",
     "console": "the names of placement policies, for --policy",
     "loadgen": "pure parts of services, which the simulator drives",
     "cli": "configurations, names of policies, a gang's ranks, what the simulator imports",

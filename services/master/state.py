@@ -281,7 +281,7 @@ class State:
                     attempt=record.attempt,
                     allocation=record.planned if record.state == "stopping" else record.allocation,
                     reason=reason or record.reason,
-                    detail={"node": record.node} if record.node else {},
+                    detail=_detail(record, fact),
                 ),
             )
         )
@@ -304,6 +304,15 @@ def _gpus_held(record: JobRecord | None) -> Iterator[GpuId]:
     """GPUs on which a process of the job may be; one that two nodes say they have, once."""
     if record is not None and (record.state in HOLDING_STATES or not record.released):
         yield from dict.fromkeys(id for ids in record.gpu_ids.values() for id in ids)
+
+
+def _detail(record: JobRecord, fact: str) -> dict[str, str]:
+    """Say beside a fact on which node the job is, and, where a run of it begins, its size."""
+    found = {"node": str(record.node)} if record.node else {}
+    if fact == "pending":
+        spec = record.spec
+        found |= {"servers": str(spec.servers), "gpus": str(spec.gpus), "tenant": spec.tenant}
+    return found
 
 
 def is_admitted(record: JobRecord) -> bool:

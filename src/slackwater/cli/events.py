@@ -1,10 +1,6 @@
 """`slackwater events`: what happened, in sentences with clock times."""
 
 import sys
-from collections import deque
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -12,35 +8,16 @@ import typer
 
 from slackwater.cli.job_ids import MaybeJobId
 from slackwater.cli.show import with_client
-from slackwater.common.base import codec, limits
-from slackwater.common.base.errors import DecodeRejected
-from slackwater.common.domains.facts.sentences import ROUTINE, sentence
+from slackwater.client.happened import Told, recent, told
+from slackwater.common.base import limits
 from slackwater.common.shell.client import Client
-from slackwater.common.store.history import Kept
 from slackwater.console import durations, figures
 from slackwater.console.documents import whole
 from slackwater.console.options import Json, Url
 from slackwater.console.outcome import err, out, reported
-from slackwater.schemas import subjects
-from slackwater.schemas.base import Message
-from slackwater.schemas.facts import Fact
 
 LIMIT: Final = 100
 Since = Annotated[str, typer.Option(help="Show what happened in the last 90s, 10m, 1h30m or 2d.")]
-
-
-@dataclass(frozen=True, slots=True)
-class Told:
-    """One kept fact with its sentence. `fact`: None where it cannot be read, because a newer
-    version wrote it."""
-
-    kept: Kept
-    fact: Message | None
-    text: str
-
-    @property
-    def routine(self) -> bool:
-        return self.kept.subject.rsplit(".", 1)[-1] in ROUTINE
 
 
 def events(
@@ -75,23 +52,11 @@ def events(
             err.print("nothing happened" + (f" to {job}" if job else ""), markup=False)
         if follow:
             after = past[-1].kept.sequence if past else 0
-            async for each in _told(client, job, from_s, after, follow=True):
+            async for each in told(client, job, from_s, after, follow=True):
                 if all or not each.routine:
                     show(each, client.clock.now_s(), json)
 
     with_client(url, tell)
-
-
-async def recent(
-    client: Client, job: str, count: int, since_s: float = 0.0, *, routine: bool = False
-) -> list[Told]:
-    """Return the newest so many facts that are kept, of `job` or all, the oldest first. Raises
-    NothingKept where none are."""
-    found: deque[Told] = deque(maxlen=count)
-    async for each in _told(client, job, since_s, 0, follow=False):
-        if routine or not each.routine:
-            found.append(each)
-    return list(found)
 
 
 async def recent_events(client: Client, job: str, count: int) -> list[str]:
@@ -126,29 +91,3 @@ def _document(told: Told) -> dict[str, Any]:
         "text": told.text,
         "fact": None if told.fact is None else whole(told.fact),
     }
-
-
-def read(kept: Kept) -> Told:
-    try:
-        json = codec.looks_like_json(kept.payload)
-        fact: Any = codec.decode(kept.payload, Fact, json)
-    except DecodeRejected as error:
-        return Told(kept, None, f"{kept.subject}: {error}")
-    return Told(kept, fact, sentence(fact))
-
-
-async def _told(
-    client: Client, job: str, since_s: float, after: int, *, follow: bool
-) -> AsyncGenerator[Told, None]:
-    kept = client.history.read(_patterns(job), since_s=since_s, after=after, follow=follow)
-    async with aclosing(kept) as facts:
-        async for each in facts:
-            told = read(each)
-            if not job or getattr(told.fact, "job", job) == job:
-                yield told
-
-
-def _patterns(job: str) -> Sequence[str]:
-    """Match facts about the job. A migration's subject has an id of its own: the fact itself names
-    the job."""
-    return (subjects.events("job", job), subjects.events("migration")) if job else ()

@@ -10,9 +10,9 @@ from slackwater.cli import tuning
 from slackwater.cli.ends import Ends, foretold
 from slackwater.cli.events import recent_events
 from slackwater.cli.job_ids import JobId
-from slackwater.cli.logs import last_lines, ranks_of
 from slackwater.cli.replay import show_journal
 from slackwater.cli.show import with_client
+from slackwater.client.logs import last_lines, ranks_of
 from slackwater.common.base.words import number_of
 from slackwater.common.shell.client import Client
 from slackwater.common.store.history import NothingKept

@@ -13,7 +13,6 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from slackwater.cli import wait
 from slackwater.cli.elastic_program import (
     ChooseHosts,
     Hosts,
@@ -41,6 +40,7 @@ from slackwater.cli.submit_options import (
     SaveTo,
 )
 from slackwater.cli.submit_wait import ended_as, follow
+from slackwater.client.waits import until
 from slackwater.common.base import limits
 from slackwater.common.base.errors import Rejected, SlackwaterError, Unavailable
 from slackwater.common.embedded import (
@@ -207,12 +207,12 @@ async def attended(client: Client, spec: JobSpec, json: bool) -> int:
     telling = asyncio.create_task(_tell(client, spec.id))
     try:
         await follow(client, spec, json)
-        await wait.until(client, [spec.id], "ended", 0.0)
+        await until(client, [spec.id], "ended", 0.0)
     except asyncio.CancelledError:
         err.print(f"job {spec.id} is cancelled", markup=False)
         with suppress(SlackwaterError):
             await client.cancel(spec.id)
-            await wait.until(client, [spec.id], "ended", limits.REQUEST_TIMEOUT_S)
+            await until(client, [spec.id], "ended", limits.REQUEST_TIMEOUT_S)
         return INTERRUPTED
     finally:
         telling.cancel()

@@ -12,6 +12,7 @@ import msgspec
 import typer
 from rich.markup import escape
 
+from slackwater.client.address import CLUSTER
 from slackwater.common.base.clock import LiveClock
 from slackwater.common.base.errors import DeadlineExceeded, Retryable, SlackwaterError, Unavailable
 from slackwater.common.base.words import number_of
@@ -24,7 +25,7 @@ from slackwater.console import tables
 from slackwater.console.figures import lasted
 from slackwater.console.options import Json
 from slackwater.console.outcome import err, out, print_json, reported
-from slackwater.console.where import CLUSTER, named
+from slackwater.console.where import named
 from slackwater.schemas.machine import LocalCluster
 
 HEADS: Final = ("CLUSTER", "STATE", "AGE", "SERVICES", "RESTARTS", "PID", "URL")

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from slackwater.cli.job_ids import JobIds
 from slackwater.cli.show import with_client
-from slackwater.cli.wait import until
+from slackwater.client.waits import until
 from slackwater.common.base.errors import SlackwaterError
 from slackwater.common.shell.client import Client
 from slackwater.console.options import Json, Url

@@ -9,10 +9,11 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 import typer
 
+from slackwater.client import AsyncClient
 from slackwater.common.base import tracing
 from slackwater.common.bus.base import Delivery
 from slackwater.common.shell import otel
-from slackwater.common.shell.client import Client, connect
+from slackwater.common.shell.client import Client
 from slackwater.console.documents import TIMES
 from slackwater.console.durations import clock
 from slackwater.console.options import Json, Url
@@ -24,11 +25,14 @@ T = TypeVar("T")
 REFRESH_S = 1.0
 
 
-def with_client(url: str | None, work: Callable[[Client], Awaitable[T]]) -> T:
+def with_client(url: str | None, work: Callable[[AsyncClient], Awaitable[T]]) -> T:
     """Run `work` on a connected client; expected errors become one line and an exit code."""
 
     async def connected() -> T:
-        async with connect(resolve(url), "slackwater-cli", identity) as client:
+        address = resolve(url)
+        async with AsyncClient.connect(
+            address, credentials=identity, name="slackwater-cli"
+        ) as client:
             return await work(client)
 
     identity = credentials()

@@ -60,7 +60,8 @@ from slackwater.cli.submit_options import (
     WorkersMin,
 )
 from slackwater.cli.submit_wait import attend
-from slackwater.cli.workdir import Sent, check_program, packed, packed_venv, store, within
+from slackwater.cli.workdir import check_program, packed, packed_venv, within
+from slackwater.client.packs import Sent, store
 from slackwater.common.base import saved_program
 from slackwater.common.base.checkpoint_folder import newest_of_buckets
 from slackwater.common.base.errors import Rejected
@@ -71,7 +72,7 @@ from slackwater.console.durations import seconds
 from slackwater.console.gpus import batch_bounds, gpu_types
 from slackwater.console.names import new_id, policy_named, said
 from slackwater.console.options import Json, Seed, Url
-from slackwater.console.outcome import Usage, err, out, print_json, reported
+from slackwater.console.outcome import Usage, err, noted, out, print_json, reported
 from slackwater.console.sizes import size_bytes
 from slackwater.console.usage import an_id, shown, typed
 from slackwater.loadgen.replay.workload import COMPUTE_S, emulated
@@ -417,7 +418,7 @@ def _store(spec: JobSpec, sent: Sent, url: str | None, json: bool, wait: bool) -
 
 
 async def _submitted(client: Client, spec: JobSpec, sent: Sent) -> JobRecord | None:
-    await store(client, sent)
+    await store(client, sent, noted)
     return await client.submit(spec)
 
 

@@ -2,10 +2,11 @@
 
 import asyncio
 
-from slackwater.cli import logs, wait
+from slackwater.cli.logs import printer
+from slackwater.client import logs, waits
 from slackwater.common.base.errors import Rejected, Retryable, SlackwaterError
 from slackwater.common.shell.client import Client
-from slackwater.console.outcome import FAILED, err
+from slackwater.console.outcome import FAILED, err, noted
 from slackwater.schemas.jobs import JobRecord, JobSpec
 from slackwater.schemas.logs import LogPiece
 
@@ -19,7 +20,7 @@ async def attend(client: Client, spec: JobSpec, json: bool) -> int:
     rank that failed where a program can give it, else 1."""
     try:
         await follow(client, spec, json)
-        await wait.until(client, [spec.id], "ended", 0.0)
+        await waits.until(client, [spec.id], "ended", 0.0)
     except asyncio.CancelledError:
         err.print(
             f"job {spec.id} goes on: `slackwater logs -f {spec.id}` shows it again, "
@@ -45,9 +46,9 @@ async def follow(client: Client, spec: JobSpec, json: bool) -> None:
     if not spec.program:
         return
     try:
-        record = await logs.started(client, spec.id, patient=True)
+        record = await logs.started(client, spec.id, patient=True, note=noted)
         ranks = logs.ranks_of(record)
-        await logs.follow_all(client, record, ranks, -1, logs.printer(record, ranks, json))
+        await logs.follow_all(client, record, ranks, -1, printer(record, ranks, json), noted)
     except Rejected as error:  # It ended before it was started: the record says more.
         err.print(str(error), markup=False)
 

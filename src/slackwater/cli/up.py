@@ -12,6 +12,7 @@ import typer
 
 from slackwater.cli import detached_cluster
 from slackwater.cli.machine import announce, running_jobs
+from slackwater.client.address import CLUSTER
 from slackwater.common.base import limits
 from slackwater.common.base.clock import LiveClock
 from slackwater.common.base.errors import ConfigRejected, Rejected, SlackwaterError
@@ -32,7 +33,7 @@ from slackwater.console.names import DEFAULT_GPU_POLICY, gpu_policy_named, polic
 from slackwater.console.options import Json
 from slackwater.console.outcome import err, reported
 from slackwater.console.sizes import size_bytes
-from slackwater.console.where import CLUSTER, named
+from slackwater.console.where import named
 from slackwater.schemas.base import AGGREGATORS_MAX, ID_PATTERN, NODE_GPUS_MAX, NODE_SLOTS_MAX
 from slackwater.schemas.gpus import FAKE
 from slackwater.schemas.machine import LocalCluster, ServiceStatus

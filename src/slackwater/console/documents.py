@@ -5,6 +5,7 @@ from typing import Any, Final
 
 import msgspec
 
+from slackwater.client.reports import results
 from slackwater.console import figures
 from slackwater.schemas.jobs import JobRecord
 from slackwater.schemas.progress import JobProgress
@@ -23,7 +24,7 @@ def whole(value: Any) -> Any:
     if isinstance(value, msgspec.Struct):
         fields = {name: getattr(value, name) for name in value.__struct_fields__}
         if isinstance(value, JobRecord):
-            fields["results"] = {rank: result(text) for rank, text in value.results.items()}
+            fields["results"] = results(value)
         return _with_times({name: whole(field) for name, field in fields.items()})
     if isinstance(value, dict):
         return {key: whole(field) for key, field in value.items()}
@@ -39,14 +40,6 @@ def _with_times(fields: dict[str, Any]) -> dict[str, Any]:
         if name in TIMES:
             found[name.removesuffix("_s")] = figures.at(field) or None
     return found
-
-
-def result(text: str) -> Any:
-    """Parse a rank's result; text that is not JSON stays as it is."""
-    try:
-        return msgspec.json.decode(text) if text else None
-    except msgspec.DecodeError:
-        return text
 
 
 def job(record: JobRecord, progress: JobProgress | None) -> dict[str, Any]:

@@ -46,6 +46,11 @@ out = Console(width=None if sys.stdout.isatty() else 120)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
+def noted(note: str) -> None:
+    """Print a note beside the command's answer."""
+    err.print(note, markup=False)
+
+
 class Usage(Rejected):
     """The command line itself is at fault: an option's value, or options that exclude each other
     or would do nothing."""

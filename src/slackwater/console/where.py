@@ -14,12 +14,12 @@ from typing import Annotated, Any, TypeVar, cast
 
 import typer
 
-from slackwater.common.base.errors import Rejected, Unavailable
+from slackwater.client.address import CLUSTER, address
+from slackwater.common.base.errors import Rejected
 from slackwater.common.bus import local_clusters
 from slackwater.common.bus.access import DEFAULT_CLUSTER, VARIABLES, Credentials, Identity
 from slackwater.console import usage
 
-CLUSTER = "SLACKWATER_CLUSTER"
 _HELP = f"The cluster, by the name that `slackwater up` gave it; else ${CLUSTER}."
 Cluster = Annotated[str, typer.Option(metavar="NAME", help=_HELP)]
 F = TypeVar("F", bound=Callable[..., Any])
@@ -88,19 +88,7 @@ def given(url: str | None) -> str | None:
 def resolve(url: str | None) -> str:
     """Return the URL, with the token. Raises Unavailable when no cluster is known, Rejected when it
     is not clear which one is meant."""
-    if found := given(url):
-        return found
-    environment = os.environ
-    name = environment.get(CLUSTER, "")
-    said = environment.get("SLACKWATER_URL") or ("" if name else environment.get("NATS_URL"))
-    if said:
-        return local_clusters.carrying(said)
-    found = local_clusters.chosen(name)
-    if not found:
-        raise Unavailable(
-            "no cluster is known: start one with `slackwater up`, or give --url or SLACKWATER_URL"
-        )
-    return found
+    return given(url) or address("", "", os.environ)
 
 
 def identify(

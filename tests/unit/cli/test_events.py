@@ -2,7 +2,8 @@
 
 import msgspec
 
-from slackwater.cli.events import line, read, recent, recent_events
+from slackwater.cli.events import line, recent_events
+from slackwater.client.happened import read, recent
 from slackwater.common.base import codec
 from slackwater.common.shell.client import Client
 from slackwater.common.shell.simulated_loop import run_simulated

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slackwater.cli import logs as logs_of
+from slackwater.cli.logs import printer
+from slackwater.client import logs as logs_of
 from slackwater.common.base import codec, limits
 from slackwater.common.base.errors import Rejected, SlackwaterError, Unavailable
 from slackwater.common.bus.base import Delivery, Endpoint, ServiceInfo
@@ -289,8 +290,8 @@ def test_each_rank_of_a_gang_is_asked_for_on_its_own_node(
         assert list(ranks) == [0, 1, 2]
         for show in (logs_of.show_all, logs_of.follow_all):
             for json in (False, True):
-                await show(site.client, record, ranks, -1, logs_of.printer(record, ranks, json))
-        alone = logs_of.printer(record, [2], False)
+                await show(site.client, record, ranks, -1, printer(record, ranks, json))
+        alone = printer(record, [2], False)
         await logs_of.show_all(site.client, record, [2], -1, alone)
 
     simulated(lambda: Nodes(record, gang(tmp_path, ("n1", 0), ("n2", 1), ("n2", 2))), program)

@@ -8,8 +8,9 @@ from typing import cast
 import pytest
 from tests.venvs import environment
 
-from slackwater.cli import workdir
-from slackwater.cli.workdir import UNUSED_S, Sent, packed, packed_venv, store
+from slackwater.cli.workdir import packed, packed_venv
+from slackwater.client import packs
+from slackwater.client.packs import UNUSED_S, Sent, store
 from slackwater.common.base.errors import Rejected
 from slackwater.common.shell.client import Client
 from slackwater.common.store.objects import MemoryObjects
@@ -75,7 +76,7 @@ async def test_packs_that_no_job_names_go_after_an_hour(master: Master, sent: Se
 async def test_environments_have_a_bound_of_their_own(
     master: Master, sent: Sent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workdir, "VENVS_MAX", 1)
+    monkeypatch.setattr(packs, "VENVS_MAX", 1)
     await master.objects.put("venv-" + "a" * 64, io.BytesIO(b""))
     with pytest.raises(Rejected, match=r"1 virtual environments are stored .* without --venv"):
         await store(cast(Client, master), sent)

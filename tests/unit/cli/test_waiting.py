@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from slackwater.cli.wait import Verdict, Wanted, until, verdict
+from slackwater.client.waits import Verdict, Wanted, until, verdict
 from slackwater.common.base.clock import LiveClock
 from slackwater.common.base.errors import Rejected, Unavailable
 from slackwater.common.bus.memory import MemoryBroker
@@ -53,7 +53,7 @@ class Answers(Client):
 
 @pytest.fixture
 def client(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Answers]:
-    monkeypatch.setattr("slackwater.cli.wait.POLL_S", 0.01)
+    monkeypatch.setattr("slackwater.client.waits.POLL_S", 0.01)
     clock = LiveClock()
 
     def made(**looks: list[JobRecord | Exception]) -> Answers:

@@ -20,7 +20,8 @@ import pytest_asyncio
 from tests.faults.gpu_nodes import GpuNodes, gpu_nodes, hang_of
 
 import slackwater
-from slackwater.cli.workdir import Sent, packed, packed_venv, store
+from slackwater.cli.workdir import packed, packed_venv
+from slackwater.client.packs import Sent, store
 from slackwater.common.base.accounts import account_ids
 from slackwater.common.bus.server import find_server
 from slackwater.schemas.job_requests import JobInfo
