@@ -11,7 +11,7 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 # Every service is a process: without kept bytecode each start compiles all it imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup setup-dev setup-torch kernels run test thorough nightly experiment vm-test gpu-test audit chaos mutants setup-lab lab lab-test lab-upgrade wheelhouse lint type format bench lock size sim clean
+.PHONY: help setup setup-dev setup-browser setup-torch kernels run test thorough nightly experiment vm-test gpu-test audit chaos mutants setup-lab lab lab-test lab-upgrade wheelhouse lint type format bench lock size sim clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -29,6 +29,9 @@ setup-dev: $(STAMP)-dev ## and what tests, lint and types need
 $(STAMP)-dev: $(STAMP) requirements-dev.lock
 	@$(BIN)/python deploy/install.py $(BIN)/python requirements-dev.lock
 	@touch $@
+
+setup-browser: ## Chromium for the tests of pages, from the system's packages; needs root
+	@deploy/browser_packages.sh
 
 setup-torch: $(STAMP)-torch ## PyTorch (the CPU build) for slackwater.torch, and what its tests need: pinned, 1.1 GB
 
@@ -130,7 +133,7 @@ PIP_COMPILE := $(BIN)/pip-compile --quiet --generate-hashes --allow-unsafe --str
   --no-emit-index-url --no-emit-find-links --no-emit-trusted-host
 
 lock: setup-dev ## pin the newest allowed versions of every dependency
-	$(PIP_COMPILE) --all-build-deps --output-file requirements.lock pyproject.toml
+	$(PIP_COMPILE) --all-build-deps --extra web --output-file requirements.lock pyproject.toml
 	$(PIP_COMPILE) --extra dev --constraint requirements.lock \
 	  --output-file requirements-dev.lock pyproject.toml
 	printf '%s\n' pip-audit cyclonedx-bom | $(PIP_COMPILE) --output-file requirements-audit.lock -

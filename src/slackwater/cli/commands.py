@@ -34,6 +34,7 @@ app = program(
         "policy": "slackwater.cli.policy:app",
         "what-if": "slackwater.cli.what_if:what_if",
         "top": "slackwater.cli.top:top",
+        "web": "slackwater.cli.web:web",
         "tap": "slackwater.cli.show:tap",
         "config": "slackwater.cli.config:app",
         "doctor": "slackwater.cli.doctor:doctor",

@@ -17,6 +17,7 @@ from slackwater.common.base.words import number_of
 from slackwater.common.shell.client import Client
 from slackwater.common.store.history import NothingKept
 from slackwater.console import documents, figures, gpus, tables
+from slackwater.console.names import EMULATED
 from slackwater.console.options import Json, Url
 from slackwater.console.outcome import out, print_json
 from slackwater.console.sizes import human
@@ -36,7 +37,6 @@ EVENTS: Final = 10
 LINES: Final = 3
 """Lines of each rank's log."""
 RANKS: Final = 4
-EMULATED: Final = "slackwater.loadgen.emulate"
 
 
 def job(

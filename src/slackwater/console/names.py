@@ -12,6 +12,8 @@ from slackwater.console.outcome import Usage
 from slackwater.schemas.job_states import STATE_SAID, TERMINAL_STATES
 from slackwater.schemas.jobs import Aggregation, JobRecord, JobSpec
 
+EMULATED: Final = "slackwater.loadgen.emulate"
+"""The module that emulates a job's training: a word of such a job's program."""
 STEM_CHARS_MAX: Final = 40
 SUFFIX_BYTES: Final = 3
 DEFAULT_GPU_POLICY: Final = "fifo"

@@ -1,0 +1,1 @@
+"""A dashboard in the browser: live from a cluster, and the same page as the file of a report."""
