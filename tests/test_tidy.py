@@ -321,7 +321,6 @@ FORMER_FUNCTIONS = {
     "common/shell/definition.py": {"levels"},
     "loadgen/replay/display.py": {"doing"},
     "loadgen/replay/measures.py": {"beside"},
-    "loadgen/replay/page.py": {"told"},
     "loadgen/reproduce/cruise.py": {"seen"},
 }
 """Names that mean something elsewhere, but said nothing in these modules."""

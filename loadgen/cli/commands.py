@@ -12,6 +12,7 @@ app = program(
         "memory": "slackwater.loadgen.cli.memory:memory",
         "simulate": "slackwater.loadgen.cli.simulate:simulate_command",
         "audit": "slackwater.loadgen.cli.simulate:audit_command",
+        "compare": "slackwater.loadgen.cli.compare:compare_command",
         "generate": "slackwater.loadgen.cli.generate:generate",
         "completion": "slackwater.console.completion:completion",
     },

@@ -11,21 +11,20 @@ import typer
 from rich.console import JustifyMethod
 from rich.table import Table
 
-from slackwater.common.domains.facts.timeline import Timeline
 from slackwater.common.embedded import ClusterOptions, EmbeddedCluster, fit_cpu_share
 from slackwater.common.shell.client import connect
 from slackwater.console.options import Json, Report, Seed
 from slackwater.console.outcome import FAILED, err, out, print_json, report_folder, reported, run
 from slackwater.loadgen.cli.progress import progress
-from slackwater.loadgen.replay import calibrate, demo, experiment, gpu_demo, page, report
+from slackwater.loadgen.replay import calibrate, demo, experiment, gpu_demo, report, web_page
 from slackwater.loadgen.replay.demo import DemoJob, DemoSummary
 from slackwater.loadgen.replay.experiment import OnPhase, Outcome
 from slackwater.loadgen.replay.gpu_demo import GpuJob, GpuTurns
 from slackwater.loadgen.replay.machine import cpu_stalled_s
-from slackwater.loadgen.replay.story import story
 from slackwater.loadgen.replay.workload import Workload
 from slackwater.loadgen.samples import PHILLY
 from slackwater.loadgen.traces import read
+from slackwater.web import report as web
 
 CONTROLLERS: Final = 2
 INTRODUCTION: Final = """\
@@ -119,26 +118,28 @@ def _write(
     report.draw_gpus(folder / "gpus.png", turns.timeline)
     header, rows = _rows(summary.jobs)
     gpu_header, gpu_rows = _gpu_rows(summary.gpu_jobs)
-    sections = [
-        ("", page.facts(_facts(summary))),
-        ("", page.sentences(summary.failures, wrong=True) + page.sentences(summary.remarks)),
-        ("What each job asked for, and what sharing cost it", page.table(
-            header, rows, numbers=(1, 2, 4, 5, 6))),
-        ("The job that was moved away", page.sentences(summary.moved)),
-        ("Servers", page.plot(folder / "aggregators.png",
-         "Aggregators in use (filled) against the servers that the jobs asked for.")),
-        ("Speeds", page.plot(folder / "speeds.png",
-         "Each job's speed against its speed alone; shaded: an assignment that was undone.")),
-        ("What happened", page.story_html(_told(outcome.timeline))),
-        ("Jobs that took turns on GPUs", page.table(gpu_header, gpu_rows, numbers=(1, 2, 3))),
-        ("GPUs", page.plot(folder / "gpus.png", "GPUs that each job held, one above the other.")),
-        ("What happened to them", page.story_html(_told(turns.timeline))),
-    ]  # fmt: skip
-    page.write(folder / "index.html", "Slackwater: jobs share their servers", sections)
-
-
-def _told(timeline: Timeline) -> list[tuple[float, str]]:
-    return [(each.at_s - timeline.started_s, each.text) for each in story(timeline)]
+    notes = [web.Note(text, bad=True) for text in summary.failures]
+    notes += [web.Note(text) for text in (*summary.moved, *summary.remarks)]
+    page = web_page.page(
+        "Slackwater: jobs share their servers",
+        [outcome.timeline, turns.timeline],
+        outcome.figures,
+        tiles=_facts(summary),
+        notes=notes,
+        tables=[
+            web.Table("What each job asked for, and what sharing cost it", header, rows,
+                      (1, 2, 4, 5, 6)),
+            web.Table("Jobs that took turns on GPUs", gpu_header, gpu_rows, (1, 2, 3)),
+        ],
+        images=[
+            (folder / "aggregators.png",
+             "Aggregators in use (filled) against the servers that the jobs asked for."),
+            (folder / "gpus.png", "GPUs that each job held, one above the other."),
+        ],
+    )  # fmt: skip
+    numbers = web.figures_of(summary, skip=("wall_s",))
+    sets = {"demo": web_page.results(outcome.figures, outcome.timeline, **numbers)}
+    web.write(folder, page, sets)
 
 
 def _facts(summary: DemoSummary) -> list[tuple[str, str]]:

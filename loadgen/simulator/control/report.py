@@ -25,6 +25,7 @@ from slackwater.loadgen.simulator.control.scale import (
     Sample,
 )
 from slackwater.loadgen.simulator.options import Options
+from slackwater.web import report as web
 
 MESSAGE_S: Final = 3e-6
 """Seconds of processor that the client library takes for a message, sent or received: measured live
@@ -207,15 +208,45 @@ def write_report(
     header = ["policy", "until_s", "service", "instance", "messages_s", "core", "records_s"]
     (folder / "windows.csv").write_text(table_text(header, rows), encoding="utf-8")
     _draw(folder / "core.png", outcomes[0])
+    sets = {each.policy: web.Result(web.figures_of(each, skip=("wall_s",))) for each in summaries}
+    web.write(folder, made_page(outcomes, summaries), sets)
+
+
+def made_page(
+    outcomes: Sequence[ControlOutcome], summaries: Sequence[ControlSummary]
+) -> web.Report:
+    first = outcomes[0]
+    begin_s = first.samples[0].until_s - first.samples[0].lasted_s
+    busiest = [
+        web.Series(
+            kind,
+            [
+                (s.until_s - begin_s,
+                 max((_load(s, p)[1] for p in s.cpu_s if kind_of(p) == kind), default=0.0))
+                for s in first.samples
+            ],
+            step=False,
+        )
+        for kind in REAL
+    ]  # fmt: skip
+    rows = [row for one in summaries for row in one.services]
+    return web.Report(
+        title=f"The control plane of {first.nodes:,} simulated nodes",
+        charts=[web.Chart("The busiest instance of each service: part of one core", busiest,
+                          y="share")],
+        tables=[
+            web.table_of("The fleet", list(summaries), skip=("wall_s",)),
+            *([web.table_of("One instance of each service", rows)] if rows else []),
+        ],
+        now_s=first.samples[-1].until_s - begin_s,
+    )  # fmt: skip
 
 
 def _draw(path: Path, outcome: ControlOutcome) -> None:
     with figure(path) as (_, axes):
         begin_s = outcome.samples[0].until_s - outcome.samples[0].lasted_s
         at_s = [sample.until_s - begin_s for sample in outcome.samples]
-        for color, kind in zip(
-            COLORS, ("master", "controller", "profiler", "worker"), strict=False
-        ):
+        for color, kind in zip(COLORS, REAL, strict=False):
             busiest = [
                 max((_load(s, p)[1] for p in s.cpu_s if kind_of(p) == kind), default=0.0)
                 for s in outcome.samples

@@ -11,6 +11,7 @@
     why.json          reasons of pending jobs at the instants asked for
     tunings.csv       how jobs were tuned over time, where their model says (`profiles`)
     *.png             JCT CDF, allocation and efficiency over time, fairness CDF
+    index.html        a page that opens without a server; results.json: for `loadgen compare`
 
 Everything but `wall_s` is a function of trace, options and seed: a rerun gives equal bytes.
 """
@@ -31,6 +32,23 @@ from slackwater.loadgen.simulator.gpu.metrics import FAIRNESS_DEFINITION, JobFig
 from slackwater.loadgen.simulator.gpu.prepare import Prepared
 from slackwater.loadgen.simulator.gpu.runner import RunReport
 from slackwater.loadgen.simulator.options import Options
+from slackwater.web.report import (
+    JOB_SECONDS_MAX,
+    JOBS_MAX,
+    Chart,
+    Figure,
+    Note,
+    Report,
+    Result,
+    Series,
+    distribution,
+    figures_of,
+    job_row,
+    most,
+    table_of,
+    thinned,
+)
+from slackwater.web.report import write as write_page
 
 CONFIDENCE = 0.95
 
@@ -55,12 +73,79 @@ def write_report(
         ]
         write_json(folder / "why.json", [_finite(reason) for reason in reasons])
     draw(folder, first)
+    page = made_page(options, prepared, first)
+    sets = {
+        r.summary.policy: Result(
+            figures_of(r.summary, skip=("wall_s",)),
+            {f.job: f.jct_s for f in r.figures[:JOB_SECONDS_MAX]},
+        )
+        for r in first
+    }
+    write_page(folder, page, sets)
     if any(report.tunings for report in first):
         runs = [(report.summary.policy, report.tunings) for report in first]
         (folder / "tunings.csv").write_text(tunings.tunings_csv(runs))
         for policy, jobs in runs:
             if jobs:
                 tunings.draw(folder / f"tunings-{policy}.png", policy, jobs)
+
+
+def made_page(options: Options, prepared: Prepared, reports: Sequence[RunReport]) -> Report:
+    """Make the page: charts of all policies, and the jobs of the first one by one."""
+    best = min(reports, key=lambda r: r.summary.avg_jct_s)
+    curves = [Series(r.summary.policy, distribution(f.jct_s for f in r.figures)) for r in reports]
+    fairness = [
+        Series(r.summary.policy, distribution(f.finish_time_fairness for f in r.figures))
+        for r in reports
+    ]
+    known = [(r.summary.policy, r.series) for r in reports if r.series is not None]
+    held = [
+        Series(name, thinned(list(zip(s.at_s, s.allocated_gpus, strict=True))), step=False)
+        for name, s in known
+    ]
+    useful = [
+        Series(name, thinned(list(zip(s.at_s, s.efficiency, strict=True))), step=False)
+        for name, s in known
+    ]
+    notes = [Note(text) for text in prepared.notes]
+    if (count := len(reports[0].figures)) > JOBS_MAX:
+        notes.append(Note(f"{count:,} jobs are too many to show one by one: jobs.csv has them."))
+    shown_jobs = reports[0].figures if count <= JOBS_MAX else []
+    return Report(
+        title=f"{len(reports[0].figures):,} jobs on {reports[0].gpus:,} simulated GPUs",
+        subtitle=f"{Path(options.trace).name}, seed {options.seed}; one by one: the jobs of "
+        f"{reports[0].summary.policy}",
+        figures=[
+            Figure(f"{best.summary.avg_jct_s:,.0f} s", f"mean time of a job under "
+                   f"{best.summary.policy}, the least of all"),
+            Figure(f"{best.summary.gpu_utilization:.1%}", "of the GPU time in use under it"),
+        ],
+        notes=notes,
+        charts=[
+            Chart("Jobs that took at most so long", curves, y="share", y_max=1.02,
+                  x_max=most(curves)),
+            Chart("Finish-time fairness at most", fairness, x="above 1: worse than a fair share",
+                  y="share", y_max=1.02, x_max=most(fairness)),
+            Chart("GPUs allocated", held),
+            Chart("Useful share of held GPUs", useful, y="share"),
+        ],
+        tables=[table_of("Policies", [r.summary for r in reports], skip=("wall_s",))],
+        changes=_jobs(shown_jobs),
+        now_s=max((f.end_s for r in reports for f in r.figures), default=1.0),
+    )  # fmt: skip
+
+
+def _jobs(figures: Sequence[JobFigures]) -> dict[str, dict[str, Any]]:
+    """Describe jobs as the page lists them."""
+    found = {}
+    for f in figures:
+        row = job_row(gpus=f.gpus, servers=0, workers=f.gpus, tenant=f.tenant, model=f.model)
+        found[f.job] = row | {
+            "state": "completed", "submitted_s": f.submit_s, "started_s": f.start_s,
+            "finished_s": f.end_s, "preemptions": f.preemptions, "restarts": f.restarts,
+        }  # fmt: skip
+    going = {f.job: [None, None, f.queueing_s, None, 0] for f in figures}
+    return {"jobs": found, "going": going} if found else {}
 
 
 def _finite(values: dict[str, Any]) -> dict[str, Any]:

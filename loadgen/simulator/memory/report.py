@@ -8,6 +8,7 @@
     utilization.png   the cluster's memory in use over time (the paper's figure 2.18a)
     machines.png      machines in order of their memory in use (figure 2.18b)
     eviction.png      figure 2.7
+    index.html        a page that opens without a server; results.json: for `loadgen compare`
 
 Everything but `wall_s` is a function of options and seed: a rerun gives equal bytes.
 """
@@ -28,6 +29,7 @@ from slackwater.loadgen.simulator.memory.eviction import EXTRAS, NEED, Point
 from slackwater.loadgen.simulator.memory.run import MachineRow, MemoryOutcome, MemorySettings
 from slackwater.loadgen.simulator.memory.summary import MemorySummary
 from slackwater.loadgen.simulator.options import Options
+from slackwater.web import report as web
 
 DIGITS: Final = 6
 
@@ -63,6 +65,33 @@ def write_report(
     _draw_seconds(folder / "utilization.png", first)
     _draw_machines(folder / "machines.png", first)
     _draw_eviction(folder / "eviction.png", points)
+    summaries = [summary for outcome, summary in runs if outcome.seed == options.seed]
+    sets = {each.policy: web.Result(web.figures_of(each, skip=("wall_s",))) for each in summaries}
+    web.write(folder, made_page(options, first, summaries), sets)
+
+
+def made_page(
+    options: Options, runs: Sequence[MemoryOutcome], summaries: Sequence[MemorySummary]
+) -> web.Report:
+    seconds = [
+        web.Series(each.policy, web.thinned([(n + 1.0, row[0]) for n, row in enumerate(
+            each.by_second)]), step=False)
+        for each in runs
+    ]  # fmt: skip
+    ordered = [
+        web.Series(each.policy, web.distribution(row.used for row in each.rows)) for each in runs
+    ]
+    return web.Report(
+        title=f"Memory of {options.nodes:,} simulated machines",
+        subtitle=f"seed {options.seed}",
+        charts=[
+            web.Chart("Share of the cluster's memory in use", seconds, y="share", y_max=1.02),
+            web.Chart("Machines that use at most so much of their memory", ordered, x="share used",
+                      y="share", y_max=1.02),
+        ],
+        tables=[web.table_of("Policies", summaries, skip=("wall_s",))],
+        now_s=float(max((len(each.by_second) for each in runs), default=1)),
+    )  # fmt: skip
 
 
 def _csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:

@@ -6,6 +6,7 @@
     manifest.json     trace SHA-256, seed, every option, our table of costs, definitions, version
     allocated.png     required and allocated over time
     ratio-cdf.png     CDF of allocated / required (the paper's figure 11)
+    index.html        a page that opens without a server; results.json: for `loadgen compare`
 
 Everything but `wall_s` is a function of trace, options and seed: a rerun gives equal bytes.
 """
@@ -27,6 +28,7 @@ from slackwater.loadgen.simulator.pool.profiles import (
     cost,
 )
 from slackwater.loadgen.simulator.pool.run import JobRow, PoolOutcome, PoolSettings
+from slackwater.web import report as web
 
 DIGITS: Final = 6
 
@@ -45,6 +47,40 @@ def write_report(
     (folder / "jobs.csv").write_text(jobs_csv([outcome for outcome, _, _ in runs]))
     (folder / "minutes.csv").write_text(minutes_csv(runs))
     draw(folder, runs)
+    summaries = [summary for _, _, summary in runs]
+    sets = {each.policy: web.Result(web.figures_of(each, skip=("wall_s",))) for each in summaries}
+    web.write(folder, made_page(runs), sets)
+
+
+def made_page(runs: Sequence[Reported]) -> web.Report:
+    first, summaries = runs[0][1], [summary for _, _, summary in runs]
+    required = web.thinned(list(zip(first.at_s, map(float, first.required), strict=True)))
+    allocated = [
+        web.Series(
+            outcome.policy,
+            web.thinned(list(zip(found.at_s, map(float, found.allocated), strict=True))),
+        )
+        for outcome, found, _ in runs
+    ]
+    shares = [
+        web.Series(outcome.policy, web.distribution(ratios(found).tolist()))
+        for outcome, found, _ in runs
+    ]
+    return web.Report(
+        title=f"A simulated pool of aggregators: {summaries[0].jobs:,} jobs in "
+        f"{summaries[0].days:.1f} days",
+        figures=[
+            web.Figure(f"{each.saved:.1%}", f"of the CPU time saved by {each.policy}")
+            for each in summaries
+        ],
+        charts=[
+            web.Chart("CPU servers", [web.Series("required", required, fill=True), *allocated]),
+            web.Chart("Minutes in which at most so much of what is required was allocated", shares,
+                      x="allocated / required", y="share", y_max=1.02),
+        ],
+        tables=[web.table_of("Policies", summaries, skip=("wall_s",))],
+        now_s=first.at_s[-1] if first.at_s else 1.0,
+    )  # fmt: skip
 
 
 def table_of_models() -> list[dict[str, Any]]:

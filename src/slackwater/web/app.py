@@ -95,7 +95,7 @@ class Dashboard:
         kind = "text/css" if name.endswith(".css") else "text/javascript"
         return Response(page.text(name), media_type=kind, headers={"Cache-Control": "no-cache"})
 
-    # What it shows --------------------------------------------------------------------------------
+    # Views ----------------------------------------------------------------------------------------
 
     async def state(self, request: Request) -> Response:
         """Return everything at once, for scripts."""

@@ -1,4 +1,4 @@
-"""What a dashboard shows, and what of it changed since a version. Pure.
+"""Keep what a dashboard shows, and tell what of it changed since a version. Pure.
 
 Entries have a kind (jobs, nodes, ...) and an id. Each change has the next version. A page says
 which version it has seen, and is given the newest state of what changed since: however slow it is,
@@ -18,7 +18,7 @@ class Board:
     def __init__(self) -> None:
         self.version = 0
         self._oldest = 0
-        """What was removed before this version is not remembered."""
+        """Removals before this version are not remembered."""
         self._entries: dict[str, dict[str, tuple[int, Any]]] = {}
         """Kind -> id -> (version of its last change, value), the latest change last."""
         self._gone: dict[tuple[str, str], int] = {}

@@ -60,7 +60,8 @@ class Watch:
 
     async def run(self) -> None:
         """Watch until it is cancelled."""
-        for service, hear in (("slabd", self._lender), ("device", self._device)):
+        heard = (("slabd", self._lender), ("device", self._device))
+        for service, hear in heard if not self.client.tenant else ():  # Tenants hear jobs alone.
             await self.client.bus.subscribe(subjects.telemetries(service, what="heartbeat"), hear)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._each("jobs", self._jobs, self._every_s))

@@ -160,7 +160,7 @@ async def test_actions_need_a_session_and_come_from_this_page() -> None:
     assert site.sessions is not None
     acting = Answers()
     secret = "s" * 20
-    site.sessions._sessions[secret] = Session(  # As `open` makes one, without a bus.
+    site.sessions._sessions[secret] = Session(  # Made without a bus.
         acting, "op", acting.clock.now_s(), cast(Any, app_of)
     )
     cookie = f"{SESSION_COOKIE}={secret}"

@@ -41,6 +41,7 @@ sw.chart = (options) => {
     dash: each.dash,
     fill: options.stacked || !each.fill ? undefined : `color-mix(in srgb, ${sw.color(each.color)} 18%, transparent)`,
     paths: each.stepped === false ? undefined : uPlot.paths.stepped({ align: 1 }),
+    spanGaps: each.stepped === false,
     points: { show: each.points ?? false, size: 5 },
     value: (_, __, ___, at) => (at === null || at === undefined ? sw.NOTHING : yText(raw[index]?.[at])),
   });

@@ -37,17 +37,17 @@ sw.pages.job = (id) => {
     const nowS = sw.data.nowS();
     const asked = [job.gpus ? sw.number(job.gpus, "GPU") : "", sw.number(job.workers, "worker"), sw.number(job.servers, "server")].filter(Boolean).join(", ");
     facts.replaceChildren(...[
-      fact("Runs", job.program || "started by its user"),
+      fact("Runs", job.program || (live ? "started by its user" : null)),
       fact("Model", job.model),
       fact("Tenant", job.tenant),
       fact("Asked for", asked),
       fact("Holds", job.nodes.map(([node, number]) => `${node} (${number})`).join(", ")),
       fact("Aggregators", job.aggregators.join(", ") + (moves ? `; moved ${sw.number(moves, "time")}` : "")),
       fact("Progress", sw.progress({ iteration, iterations: job.iterations }) + (perS ? `, ${sw.speed(perS)}` : "")),
-      fact("Left", sw.known(etaS) ? sw.duration(etaS) : null),
+      fact("Left", live && sw.known(etaS) ? sw.duration(etaS) : null),
       fact("Loss of speed", sw.known(loss) ? sw.percent(Math.max(0, loss), 1) : null),
       fact("Submitted", `${sw.clock(job.submitted_s)}${live ? `, ${sw.ago(job.submitted_s)}` : ""}`),
-      fact("Waited", page?.life ? sw.duration(sw.spent(page.life, ["pending", "paused"], job.finished_s || nowS)) : null),
+      fact("Waited", page?.life ? sw.duration(sw.spent(page.life, ["pending", "paused"], job.finished_s || nowS)) : !live && sw.known(etaS) ? sw.duration(etaS) : null),
       fact("Ran", page?.life ? sw.duration(sw.spent(page.life, ["running"], job.finished_s || nowS)) : null),
       fact("Preempted", job.preemptions ? sw.number(job.preemptions, "time") : null),
       fact("Restarts", job.restarts ? sw.count(job.restarts) : null),
@@ -136,7 +136,7 @@ sw.pages.job = (id) => {
     showSpeed(told);
     showTuning(page?.tuning);
     showRanks();
-    const happened = page?.events ?? [];
+    const happened = (page?.events ?? []).filter((each) => !each.routine);
     cards.events.hidden = !happened.length;
     events.replaceChildren(...[...happened].reverse().slice(0, 100).map((each, index) => sw.eventLine(index, each)));
   };

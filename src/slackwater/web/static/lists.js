@@ -34,9 +34,9 @@ sw.pages.jobs = () => {
       sw.column("state", "state", (state, row) => (row.held ? `${state}, held` : state), {
         get: (row) => RANK[row.state] * 1e12 - (row.finished_s || row.submitted_s), cell: (row) => sw.state(row.state), width: "96px",
       }),
-      sw.column("tenant", "tenant", sw.text, { wide: true, width: "minmax(60px, .8fr)" }),
+      sw.column("tenant", "tenant", sw.text, { wide: true, width: "minmax(84px, .8fr)" }),
       sw.column("has", "GPUs", (_, row) => (row.gpus ? `${row.has}/${row.gpus}` : sw.NOTHING), { align: "right", wide: true, width: "64px" }),
-      sw.column("iteration", "progress", (_, row) => sw.progress(row), { align: "right", width: "minmax(90px, 1fr)", narrow: "98px" }),
+      sw.column("iteration", "progress", (_, row) => sw.progress(row), { align: "right", width: "minmax(122px, 1fr)", narrow: "98px" }),
       sw.column("speed", "speed", sw.speed, { align: "right", wide: true, width: "86px" }),
       sw.column("loss", "loss", (loss) => (sw.known(loss) ? sw.percent(Math.max(0, loss), 1) : sw.NOTHING), { align: "right", wide: true, width: "70px" }),
       sw.column("eta_s", file ? "waited" : "left", sw.duration, { align: "right", wide: true, width: "70px" }),

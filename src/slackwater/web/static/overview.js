@@ -245,14 +245,14 @@ sw.pages.overview = () => {
 
   return {
     element: sw.h("section", { class: "page overview" },
-      sw.h("div", { class: "tiles" }, jobs.element, gpus.element, servers.element, memory.element),
+      live ? sw.h("div", { class: "tiles" }, jobs.element, gpus.element, servers.element, memory.element) : null,
       live ? ranges : null,
       sw.h("div", { class: "grid" },
         sw.h("div", { class: "card" }, titles.gpus, places.gpus),
         sw.h("div", { class: "card" }, titles.servers, places.servers),
         sw.h("div", { class: "card" }, titles.memory, places.memory)),
       sw.h("div", { class: "grid" },
-        sw.h("div", { class: "card" }, sw.h("h2", {}, "Needs a look"), attention),
+        live ? sw.h("div", { class: "card" }, sw.h("h2", {}, "Needs a look"), attention) : null,
         sw.h("div", { class: "card" }, sw.h("h2", {}, "Last events"), events))),
     update,
     charts: () => charts,

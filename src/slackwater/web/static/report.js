@@ -39,7 +39,7 @@ sw.pages.summary = () => {
       for (const [made, each] of drawn) {
         const all = each.series.map((series) => series.points);
         const xs = all.flatMap((points) => points.map((point) => point[0]));
-        const range = [each.x_min ?? Math.min(0, ...xs), Math.max(1e-9, ...xs)];
+        const range = [each.x_min ?? Math.min(0, ...xs), each.x_max ?? Math.max(1e-9, ...xs)];
         const sampled = each.series.every((series) => series.step ?? true)
           ? sw.sampled(all, range[0], range[1])
           : sw.joined(all);

@@ -108,7 +108,7 @@ def test_an_array_is_played_checked_and_reported(tmp_path: Path) -> None:
     assert result.rates["local"] == 1.0 - 10 / result.pages_moved
     write_report(tmp_path, result)
     assert {path.name for path in tmp_path.iterdir()} == {
-        "summary.json", "seconds.csv", "seconds.png", "latency.png",
+        "summary.json", "seconds.csv", "seconds.png", "latency.png", "index.html", "results.json",
     }  # fmt: skip
     assert table(result).row_count == 2
     assert any("read and right" in line for line in lines(result))

@@ -11,7 +11,7 @@ from rich.console import Console
 from slackwater.common.domains.facts.timeline import Timeline
 from slackwater.loadgen import models
 from slackwater.loadgen.cli.demo import table
-from slackwater.loadgen.replay import calibrate, demo, page
+from slackwater.loadgen.replay import calibrate, demo
 from slackwater.loadgen.replay.experiment import Outcome
 from slackwater.loadgen.replay.gpu_demo import GpuTurns
 from slackwater.loadgen.replay.machine import cpu_stalled_s
@@ -147,24 +147,6 @@ def test_the_table_fits_into_80_columns(work: Workload) -> None:
     assert "10 times" in text
     assert "parameters" in text
     assert "…" not in text
-
-
-def test_the_report_opens_without_a_server(tmp_path: Path) -> None:
-    """Nothing is referred to: plots are inside, and text of jobs is text."""
-    image = tmp_path / "plot.png"
-    image.write_bytes(b"\x89PNG")
-    sections = [
-        ("Jobs", page.table(["job"], [["<script>"]], numbers=())),
-        ("Plot", page.plot(image, "A plot.")),
-        ("Story", page.story_html([(1.0, "a & b")])),
-    ]
-    page.write(tmp_path / "index.html", "Title", sections)
-    text = (tmp_path / "index.html").read_text()
-    links = _Links()
-    links.feed(text)
-    assert links.found == ["data:image/png;base64,iVBORw=="]
-    assert "<script>" not in text
-    assert "a &amp; b" in text
 
 
 def test_cpu_pressure_is_read_where_the_kernel_tells_it(tmp_path: Path) -> None:

@@ -161,7 +161,7 @@ def test_the_command_writes_its_report(tmp_path: Path) -> None:
     assert [outcome.policy for outcome, _ in runs] == ["disk", "infiniswap"]
     assert {path.name for path in tmp_path.iterdir()} == {
         "summary.json", "machines.csv", "seconds.csv", "eviction.csv", "manifest.json",
-        "utilization.png", "machines.png", "eviction.png",
+        "utilization.png", "machines.png", "eviction.png", "index.html", "results.json",
     }  # fmt: skip
     assert len((tmp_path / "machines.csv").read_text().splitlines()) == 1 + 2 * 3
     assert max(point.deviation for point in points) < 4.5
