@@ -25,7 +25,7 @@ OPTIONS: Final = ClusterOptions(
 )  # fmt: skip
 SAYS: Final = "import time\nfor i in range({n}): print('step', i, flush=True); time.sleep(0.25)"
 LEGIBLE: Final = """() => {
-  // Texts that lie over one another, or leave the page. What is scrolled out of sight is no text.
+  // Texts that lie over one another, or leave the page; those scrolled out of sight do not count.
   const clipped = (element, box) => {
     let { left, right, top, bottom } = box;
     for (let at = element; at; at = at.parentElement) {

@@ -30,12 +30,10 @@ def with_client(url: str | None, work: Callable[[AsyncClient], Awaitable[T]]) ->
 
     async def connected() -> T:
         address = resolve(url)
-        async with AsyncClient.connect(
-            address, credentials=identity, name="slackwater-cli"
-        ) as client:
+        connecting = AsyncClient.connect(address, credentials=credentials(), name="slackwater-cli")
+        async with connecting as client:
             return await work(client)
 
-    identity = credentials()
     with reported(), _traced():
         return asyncio.run(connected())
 

@@ -15,7 +15,7 @@ from typing import Self
 
 import msgspec
 
-from slackwater.client import happened, logs, packs, reports, waits
+from slackwater.client import contexts, happened, logs, packs, reports, waits
 from slackwater.client.address import address
 from slackwater.client.happened import Told
 from slackwater.client.reports import JobReport
@@ -57,15 +57,20 @@ class AsyncClient(control.Client):
     ) -> AsyncIterator[Self]:
         """Connect to the cluster at `url`, or the one that `slackwater up --name CLUSTER` started
         here, else to the one that the command line would choose. `credentials`: else those of the
-        NATS CLI's variables.
+        NATS CLI's variables, else of the context in use.
 
         Raises Unavailable where no cluster is known or nobody listens, ConfigRejected where it
         refuses these credentials.
         """
         environment = os.environ
-        identity = credentials or Identity.from_environment(environment)
+        context = None if url or cluster else contexts.chosen("", environment)
+        identity = Identity.from_environment(environment)
+        if context is not None:
+            url = context.url
+            identity = context.identity if identity == Identity() else identity
+        who = credentials or identity
         found = address(url, cluster, environment)
-        async with live_world(found, name, credentials=identity) as world:
+        async with live_world(found, name, credentials=who) as world:
             yield cls(
                 world.bus,
                 world.clock,

@@ -1,8 +1,9 @@
 """Find the cluster that a command talks to, and the user it talks as.
 
 The first that is given: `--url`, `--cluster NAME` (one that `slackwater up --name NAME` started
-here), SLACKWATER_URL, SLACKWATER_CLUSTER, NATS_URL. Else the only cluster of this account on this
-machine, or the one named `default`. As whom: --user and the like, else the NATS CLI's variables.
+here), `--context`, SLACKWATER_CONTEXT, SLACKWATER_URL, SLACKWATER_CLUSTER, the context in use,
+NATS_URL. Else the only cluster of this account on this machine, or the one named `default`. As
+whom: --user and the like, else the NATS CLI's variables, else the context's user.
 """
 
 import inspect
@@ -14,7 +15,9 @@ from typing import Annotated, Any, TypeVar, cast
 
 import typer
 
+from slackwater.client import contexts
 from slackwater.client.address import CLUSTER, address
+from slackwater.client.contexts import VARIABLE, Context
 from slackwater.common.base.errors import Rejected
 from slackwater.common.bus import local_clusters
 from slackwater.common.bus.access import DEFAULT_CLUSTER, VARIABLES, Credentials, Identity
@@ -25,6 +28,8 @@ Cluster = Annotated[str, typer.Option(metavar="NAME", help=_HELP)]
 F = TypeVar("F", bound=Callable[..., Any])
 _identity: ContextVar[Credentials | None] = ContextVar("identity", default=None)
 _cluster: ContextVar[str] = ContextVar("cluster", default="")
+_context: ContextVar[str] = ContextVar("context", default="")
+_used: ContextVar[Context | None] = ContextVar("used", default=None)
 
 
 class Commands(typer.Typer):
@@ -88,7 +93,13 @@ def given(url: str | None) -> str | None:
 def resolve(url: str | None) -> str:
     """Return the URL, with the token. Raises Unavailable when no cluster is known, Rejected when it
     is not clear which one is meant."""
-    return given(url) or address("", "", os.environ)
+    if found := given(url):
+        return found
+    context = contexts.chosen(_context.get(), os.environ)
+    _used.set(context)
+    if context is not None:
+        return local_clusters.carrying(context.url)
+    return address("", "", os.environ)
 
 
 def identify(
@@ -127,6 +138,12 @@ def identify(
         str, typer.Option("--tlskey", envvar=VARIABLES["key"], help="The certificate's key.")
     ] = "",
     cluster: Cluster = "",
+    context: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME", help=f"Use this context (`slackwater context ls`); else ${VARIABLE}."
+        ),
+    ] = "",
     version: Annotated[
         bool,
         typer.Option(
@@ -137,10 +154,17 @@ def identify(
     """Take the options before a command: which cluster it talks to, and as whom, as the NATS CLI
     names it."""
     _cluster.set(cluster)
+    _context.set(context)
+    if cluster and context:
+        raise Rejected(f"--cluster {cluster} and --context {context}: give one of them")
     names = (user, password, token, creds, nkey, ca, certificate, key)
     _identity.set(Identity.of(dict(zip(VARIABLES, names, strict=True))))
 
 
 def credentials() -> Credentials:
-    """Return the credentials of the command that runs."""
-    return _identity.get() or Credentials()
+    """Return the credentials of the command that runs; without any, those of the context that
+    `resolve` found."""
+    identity, context = _identity.get() or Credentials(), _used.get()
+    if context is not None and identity in (Credentials(), Identity()):
+        return context.identity
+    return identity
