@@ -37,7 +37,7 @@ Note = Callable[[str], None]
 
 
 class Notice(msgspec.Struct, frozen=True):
-    """What is sent as JSON. `text` alone is what chat programs show; `sequence` is the fact's
+    """Tells one fact, as JSON. `text` alone is what chat programs show; `sequence` is the fact's
     number, the same when it is sent again."""
 
     text: str

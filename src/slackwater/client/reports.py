@@ -5,12 +5,12 @@ from typing import Any, Final
 import msgspec
 
 from slackwater.client import happened
+from slackwater.client.results import results
 from slackwater.common.domains.facts.lives import Life, Lives
 from slackwater.common.shell.client import Client
 from slackwater.schemas.gpus import NodeAllocation
 from slackwater.schemas.job_requests import JobInfo
 from slackwater.schemas.job_states import JobState
-from slackwater.schemas.jobs import JobRecord
 from slackwater.schemas.usage import UsageSums
 
 EVENTS_MAX: Final = 200
@@ -113,16 +113,3 @@ def made(info: JobInfo, life: Life, sentences: list[str], now_s: float) -> JobRe
         speeds=tuple(life.speeds()),
         events=tuple(sentences),
     )
-
-
-def results(record: JobRecord) -> dict[str, Any]:
-    """Return the value that each rank closed with; text that is not JSON stays as it is."""
-    return {rank: result(text) for rank, text in record.results.items()}
-
-
-def result(text: str) -> Any:
-    """Parse a rank's result; text that is not JSON stays as it is."""
-    try:
-        return msgspec.json.decode(text) if text else None
-    except msgspec.DecodeError:
-        return text

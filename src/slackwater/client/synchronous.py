@@ -33,6 +33,14 @@ from slackwater.schemas.usage import GetUsage, UsageRow
 T = TypeVar("T")
 
 
+async def _cancelled() -> None:
+    """Cancel what is left on the loop, and wait for it: an attempt to connect, for instance."""
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    await asyncio.gather(*left, return_exceptions=True)
+
+
 class _End:
     """Takes the place of the next value where there is none."""
 
@@ -78,6 +86,7 @@ class Client:
         try:
             self._run(self._stack.aclose())
         finally:
+            self._run(_cancelled())
             self._open = False
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import msgspec
 
-from slackwater.client.reports import results
+from slackwater.client.results import results
 from slackwater.console import figures
 from slackwater.schemas.jobs import JobRecord
 from slackwater.schemas.progress import JobProgress

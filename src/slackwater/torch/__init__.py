@@ -11,7 +11,7 @@ lie in the job's regions, `optimizer` when which is pushed and pulled; `elastic`
 bits on any number of workers. Two are apart from all that:
 `training_state` keeps checkpoints of scripts that exchange gradients in another way (`checkpoint`),
 `prepared` is a data set whose samples are prepared once. `adaptive` chooses a program's batch and
-scales its rate.
+scales its rate. `diloco` lets workers train apart and meet now and then.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -23,12 +23,14 @@ from slackwater.torch.training_state import checkpoint
 
 if TYPE_CHECKING:
     from slackwater.torch.adaptive import Adaptive
+    from slackwater.torch.diloco import DiLoCo
     from slackwater.torch.prepared import Prepared
 
 DistributedOptimizer = Optimizer
 
 __all__ = [
     "Adaptive",
+    "DiLoCo",
     "DistributedOptimizer",
     "Elastic",
     "Optimizer",
@@ -45,6 +47,10 @@ def __getattr__(name: str) -> Any:
         from slackwater.torch.adaptive import Adaptive
 
         return Adaptive
+    if name == "DiLoCo":
+        from slackwater.torch.diloco import DiLoCo
+
+        return DiLoCo
     if name == "Prepared":
         from slackwater.torch.prepared import Prepared
 
