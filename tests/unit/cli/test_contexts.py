@@ -75,6 +75,6 @@ def test_what_cannot_be_says_what_to_do() -> None:
     with pytest.raises(Rejected, match="no context 'gone'; there is none"):
         contexts.chosen("gone", {})
     contexts.file().parent.mkdir(parents=True, exist_ok=True)
-    contexts.file().write_text('{"selcted": "x"}')
+    contexts.file().write_text('{"chosen": "x"}')
     with pytest.raises(ConfigRejected, match="mend it, or remove it"):
         contexts.read()
