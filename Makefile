@@ -133,7 +133,7 @@ PIP_COMPILE := $(BIN)/pip-compile --quiet --generate-hashes --allow-unsafe --str
   --no-emit-index-url --no-emit-find-links --no-emit-trusted-host
 
 lock: setup-dev ## pin the newest allowed versions of every dependency
-	$(PIP_COMPILE) --all-build-deps --extra web --output-file requirements.lock pyproject.toml
+	$(PIP_COMPILE) --all-build-deps --extra web --extra top --output-file requirements.lock pyproject.toml
 	$(PIP_COMPILE) --extra dev --constraint requirements.lock \
 	  --output-file requirements-dev.lock pyproject.toml
 	printf '%s\n' pip-audit cyclonedx-bom | $(PIP_COMPILE) --output-file requirements-audit.lock -

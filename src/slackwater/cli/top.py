@@ -5,12 +5,13 @@ window) gives the terminal back as it was.
 """
 
 import asyncio
+import importlib.util
 import os
 import signal
 import sys
 import termios
 import tty
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Annotated, Any, Final
 
@@ -21,6 +22,7 @@ from slackwater.cli import jobs as listing
 from slackwater.cli import pool
 from slackwater.cli.jobs import Listed
 from slackwater.cli.show import REFRESH_S, with_client
+from slackwater.client import AsyncClient
 from slackwater.common.base.errors import Retryable
 from slackwater.common.shell.client import Client
 from slackwater.console import documents, figures, tables
@@ -53,8 +55,14 @@ def top(
     url: Url = None,
     json: Json = False,
     once: Annotated[bool, typer.Option(help="Print once and end.")] = False,
+    plain: Annotated[
+        bool, typer.Option("--plain", help="Redraw one screen, without scrolling and keys.")
+    ] = False,
 ) -> None:
-    """Show jobs and aggregators, refreshed every second; q ends it.
+    """Show jobs, nodes, aggregators and events, refreshed every second; q ends it, ? shows keys.
+
+    Scrolls, sorts, filters (/) and drills down to a job (Enter) and its log (l), where the extra
+    `top` is installed; else, and with --plain, it redraws one screen.
 
     The columns are those of `slackwater jobs` and `slackwater aggregators`. Ended with q or
     Ctrl-C it exits with 0.
@@ -70,7 +78,16 @@ def top(
     elif once or not (out.is_terminal and sys.stdin.isatty()):
         tables.show(screen(with_client(url, look), out.width if out.is_terminal else None, None))
     else:
-        raise typer.Exit(with_client(url, watch))
+        raise typer.Exit(with_client(url, watch if plain else _full_screen() or watch))
+
+
+def _full_screen() -> Callable[[AsyncClient], Awaitable[int]] | None:
+    """Return what shows the application; None where its library is not installed."""
+    if importlib.util.find_spec("textual") is None:
+        return None
+    from slackwater.cli import full_screen
+
+    return full_screen.show
 
 
 async def look(client: Client) -> Seen:

@@ -103,7 +103,7 @@ async def test_top_gives_the_terminal_back_however_it_ends() -> None:
             (lambda t: t.process.send_signal(signal.SIGHUP), 130),
         ]
         for way, code in ways:
-            with on_terminal("top", "--url", cluster.url) as terminal:
+            with on_terminal("top", "--plain", "--url", cluster.url) as terminal:
                 terminal.until(lambda text: "\x1b[J" in text)
                 shown = rows(terminal.text)
                 way(terminal)
@@ -116,4 +116,23 @@ async def test_top_gives_the_terminal_back_however_it_ends() -> None:
                 assert terminal.text.index(ENTER) < terminal.text.index(LEAVE)
                 behind = terminal.text.rpartition(LEAVE)[2].strip()
                 assert behind == ("" if code == 0 else "interrupted")
+                assert termios.tcgetattr(terminal.theirs) == terminal.before
+
+
+async def test_the_full_screen_gives_the_terminal_back_however_it_ends() -> None:
+    """Takes some seconds: a cluster, and the application started five times."""
+    async with EmbeddedCluster(ClusterOptions(controllers=1, aggregators=1)) as cluster:
+        ways: list[tuple[Callable[[Terminal], object], int]] = [
+            (lambda t: os.write(t.ours, b"q"), 0),
+            (lambda t: os.write(t.ours, b"\x03"), 0),
+            (lambda t: t.process.send_signal(signal.SIGINT), 0),
+            (lambda t: t.process.send_signal(signal.SIGTERM), 130),
+            (lambda t: t.process.send_signal(signal.SIGHUP), 130),
+        ]
+        for way, code in ways:
+            with on_terminal("top", "--url", cluster.url) as terminal:
+                terminal.until(lambda text: "GPUs" in text and "filter" in text)
+                way(terminal)
+                assert terminal.ended() == code, terminal.text[-2000:]
+                assert "\x1b[?1049l" in terminal.text, "the other screen is left"
                 assert termios.tcgetattr(terminal.theirs) == terminal.before
