@@ -11,7 +11,7 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 # Every service is a process: without kept bytecode each start compiles all it imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup setup-dev setup-browser setup-torch kernels run test thorough nightly experiment vm-test gpu-test audit chaos mutants setup-lab lab lab-test lab-upgrade wheelhouse lint type format bench lock size sim clean
+.PHONY: help setup setup-dev setup-browser pictures docs setup-torch kernels run test thorough nightly experiment vm-test gpu-test audit chaos mutants setup-lab lab lab-test lab-upgrade wheelhouse lint type format bench lock size sim clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -29,6 +29,12 @@ setup-dev: $(STAMP)-dev ## and what tests, lint and types need
 $(STAMP)-dev: $(STAMP) requirements-dev.lock
 	@$(BIN)/python deploy/install.py $(BIN)/python requirements-dev.lock
 	@touch $@
+
+pictures: setup-dev setup-browser ## the pictures of the guides, from a live cluster: docs/images, a minute
+	$(BIN)/python -m tests.pictures
+
+docs: setup-dev ## the documentation as a site: build/site/index.html
+	$(BIN)/mkdocs build --quiet --strict
 
 setup-browser: ## Chromium for the tests of pages, from the system's packages; needs root
 	@deploy/browser_packages.sh

@@ -331,7 +331,7 @@ class JobScreen(Screen[None]):
 
 
 class LogScreen(Screen[None]):
-    """What a job's ranks print, as it comes."""
+    """The lines that a job's ranks print, as they come."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q", "app.pop_screen", "back"),
