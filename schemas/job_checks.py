@@ -38,3 +38,14 @@ def check_batch(spec: "JobSpec") -> None:
         raise ValueError(f"batch_min: {least}, more than batch_size {asked}; give at most {asked}")
     if most < asked:
         raise ValueError(f"batch_max: {most}, less than batch_size {asked}; give at least {asked}")
+
+
+def holds_nul(program: tuple[str, ...], folder: str, env: dict[str, str]) -> str:
+    """Say which of these holds a NUL character, with which no program can be started; empty:
+    none."""
+    if any("\0" in word for word in program):
+        return "program: a word of it holds a NUL character"
+    if "\0" in folder:
+        return "folder: it holds a NUL character"
+    names = [name for name, value in env.items() if "\0" in value]
+    return f"env: {names[0]} holds a NUL character" if names else ""

@@ -60,6 +60,8 @@ are in; each push by itself, as it comes; the same, and nobody is further ahead 
 Staleness = Annotated[int, msgspec.Meta(ge=0, le=1000)]
 """Iterations that a worker of a stale-synchronous job may be ahead of the slowest."""
 PRIORITY_MAX: Final = 1000
+AFTER_MAX: Final = 32
+"""Jobs that one job can come after."""
 Priority = Annotated[int, msgspec.Meta(ge=-PRIORITY_MAX, le=PRIORITY_MAX)]
 PROGRAM_WORDS_MAX: Final = 64
 Program = Annotated[tuple[Text, ...], msgspec.Meta(max_length=PROGRAM_WORDS_MAX)]
@@ -76,17 +78,6 @@ Environment = Annotated[
     msgspec.Meta(max_length=ENV_MAX),
 ]
 """Name -> value of environment variables."""
-
-
-def holds_nul(program: tuple[str, ...], folder: str, env: dict[str, str]) -> str:
-    """Say which of these holds a NUL character, with which no program can be started; empty:
-    none."""
-    if any("\0" in word for word in program):
-        return "program: a word of it holds a NUL character"
-    if "\0" in folder:
-        return "folder: it holds a NUL character"
-    names = [name for name, value in env.items() if "\0" in value]
-    return f"env: {names[0]} holds a NUL character" if names else ""
 
 
 OWN_ENV: Final = "SLACKWATER_"
@@ -227,6 +218,10 @@ class JobSpec(Record, kw_only=True, frozen=True):
     way."""
     priority: Priority = 0
     """Jobs with a higher one are preferred by policies that know priorities."""
+    after: Annotated[tuple[IdText, ...], msgspec.Meta(max_length=AFTER_MAX)] = ()
+    """The job starts once these have completed; if one does not, it is cancelled."""
+    after_any: bool = False
+    """It starts once those of `after` have ended, however."""
     batch_size: Count = 0
     """Examples of one iteration over all processes; 0: it does not say."""
     batch_min: Count = 0
@@ -416,6 +411,8 @@ class JobRecord(Record, kw_only=True, frozen=True):
     """While it is stopping: the allocation that it goes on with; empty: it pauses."""
     held: bool = False
     """Somebody paused it, or holds it back: no policy starts it before it is released."""
+    waits_for: Annotated[tuple[JobId, ...], msgspec.Meta(max_length=AFTER_MAX)] = ()
+    """The jobs of `spec.after` that it still waits for: no policy starts it before."""
     since_s: Seconds = 0.0
     """Since when it has held this allocation, or waited; `gpu_s` and `run_s` are true of then."""
     gpu_s: Seconds = 0.0

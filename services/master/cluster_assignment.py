@@ -10,11 +10,13 @@ from slackwater.common.base.effects import Log
 from slackwater.common.base.errors import Rejected
 from slackwater.schemas import subjects
 from slackwater.schemas.base import CONFLICT, NOT_FOUND, RUNS_MAX, ClusterId, JobId, Refused
+from slackwater.schemas.job_checks import holds_nul
 from slackwater.schemas.job_requests import JobRegistered, RegisterJob
 from slackwater.schemas.job_states import STATE_SAID
-from slackwater.schemas.jobs import JobRecord, JobSpec, holds_nul
+from slackwater.schemas.jobs import JobRecord, JobSpec
 from slackwater.schemas.placement import PlaceJob
 from slackwater.schemas.tensors import largest_share
+from slackwater.services.master import following
 from slackwater.services.master.admission import Hold, aggregates, beyond_quota, limits_of
 from slackwater.services.master.explain import NO_CONTROLLER
 from slackwater.services.master.gangs import processes
@@ -56,14 +58,18 @@ def admit(state: State, spec: JobSpec, now_s: float) -> Refused | None:
     refused = (
         state.no_room(spec)
         or _ignored(state, spec)
+        or following.refusal(state, spec)
         or (ending(state, known) if known is not None else forgetting(state, id))
     )
     if refused is not None:
         return refused
     if known is not None:  # It was deleted.
-        begin_again(state, known, spec, now_s)
+        again = begin_again(state, known, spec, now_s)
+        if waits_for := following.first(state, spec):
+            state.change(again, now_s, waits_for=waits_for)
         return None
-    job = Job(JobRecord(spec=spec, submitted_s=now_s), heard_s=now_s)
+    waits_for = following.first(state, spec)
+    job = Job(JobRecord(spec=spec, submitted_s=now_s, waits_for=waits_for), heard_s=now_s)
     state.know(job)
     state.change(job, now_s, "pending")
     return None

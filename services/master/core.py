@@ -94,6 +94,7 @@ from slackwater.services.master import (
     cluster_assignment,
     cluster_reports,
     dispatch,
+    following,
     gang_starts,
     goodput,
     gpu_policy,
@@ -463,6 +464,7 @@ class Master:
     def _look_after(self, job: Job, now_s: float) -> None:
         """Find out whether it is dead, and order what nobody has confirmed."""
         state = self.state
+        following.look(state, job, now_s)
         if not job.ended:
             over = late(job, now_s)
             reason = over or dead(job, state.nodes, state.config, state.begun_s, now_s)

@@ -15,6 +15,7 @@ import msgspec
 
 from slackwater.common.base.limits import RETRY_BUDGET_S
 from slackwater.schemas.base import JobId, Refused
+from slackwater.schemas.job_states import JobState
 from slackwater.schemas.jobs import ENDED_TOGETHER_MAX, EndedJob, EndedJobs, JobRecord, JobSpec
 
 ENDED_BUCKET: Final = "ended"
@@ -37,6 +38,11 @@ class Ended:
         found = {key: each for key, each in records.items() if isinstance(each, EndedJobs)}
         self._records = deque((int(key), list(found[key].jobs)) for key in sorted(found))
         self._jobs = {job.id: job for _, jobs in self._records for job in jobs}
+
+    def state_of(self, id: str) -> JobState | None:
+        """Return how the job ended; None: it is not known."""
+        found = self._jobs.get(JobId(id))
+        return None if found is None else found.state
 
     def __len__(self) -> int:
         return len(self._jobs)

@@ -15,7 +15,7 @@ from slackwater.common.base.limits import LIST_BYTES_MAX
 from slackwater.schemas.base import JobId, Record
 from slackwater.schemas.job_requests import JobInfo
 from slackwater.schemas.jobs import JobRecord
-from slackwater.services.master import idle_gpus
+from slackwater.services.master import following, idle_gpus
 from slackwater.services.master.clusters import Clusters
 from slackwater.services.master.dispatch import room_of, waits_for_gpus, waits_here
 from slackwater.services.master.hangs import hang_of
@@ -44,6 +44,8 @@ def shown(state: State, page: Iterable[Job], now_s: float) -> Iterator[JobRecord
             why = record.reason
         elif job.queued and record.held:
             why = why_held(record)
+        elif job.queued and record.waits_for:
+            why = following.why(record)
         elif job.queued and record.spec.gpus:
             gpus = waits_for_gpus(state, now_s) if gpus is None else gpus
             why = gpus.get(job.id) or "its GPUs are free, it is about to start"

@@ -50,8 +50,8 @@ def resume(state: State, message: ResumeJob, now_s: float) -> Message:
     job = _concerned(state, message.job)
     if isinstance(job, Refused):
         return job
-    if job.record.held:
-        state.change(job, now_s, "released", held=False, reason="")
+    if job.record.held or job.record.waits_for:
+        state.change(job, now_s, "released", held=False, waits_for=(), reason="")
     return JobInfo(job=job.record)
 
 

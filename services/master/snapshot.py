@@ -101,7 +101,7 @@ class Snapshot:
             return
         self._forget(id)
         over = record.state in TERMINAL_STATES
-        kept_back = record.held and not shown_allocation(record)
+        kept_back = (record.held or record.waits_for) and not shown_allocation(record)
         if over or kept_back or not record.spec.program:
             self.hidden.pop(id, None)
             if over:
@@ -303,7 +303,7 @@ def _seen_of(record: JobRecord) -> tuple[object, ...]:
         record.spec, shown_allocation(record), record.state in TERMINAL_STATES,
         record.state in WAITING_STATES, record.state in HOLDING_STATES, record.since_s,
         record.gpu_s, record.run_s, record.submitted_s, record.reallocations, record.skew,
-        record.held, record.workers,
+        record.held, record.workers, bool(record.waits_for),
     )  # fmt: skip
 
 

@@ -265,7 +265,8 @@ class State:
             assert not both, f"{both} are shown to the {schedule.name} policy, and hidden from it"
             for id in (*schedule.snapshot.waiting, *schedule.snapshot.hidden):
                 job = self.jobs[id]
-                assert not job.record.held, f"job {id} is held back, and waits for {schedule.name}"
+                kept = job.record.held or job.record.waits_for
+                assert not kept, f"job {id} is held back, and waits for {schedule.name}"
                 assert job.queued, f"job {id} waits for {schedule.name}; before: {job.story}"
 
     def tell(self, job: Job, fact: str, now_s: float, reason: str = "") -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from slackwater.schemas.base import RUN_ATTEMPTS, TOO_MANY, JobId, NodeId, Refused
 from slackwater.schemas.gpus import described
-from slackwater.schemas.jobs import holds_nul
+from slackwater.schemas.job_checks import holds_nul
 from slackwater.schemas.workers import RESERVED_S, PrepareWorkers, StartWorkers
 from slackwater.services.worker.effects import RunRank
 from slackwater.services.worker.events import Found, RankState

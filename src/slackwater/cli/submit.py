@@ -10,11 +10,15 @@ from typing import Any, Final
 import msgspec
 import typer
 
+from slackwater.cli import arrays
 from slackwater.cli.job_file import JOB_FILE_ENDINGS, read_job
 from slackwater.cli.show import with_client
 from slackwater.cli.submit_options import (
     Adaptive,
+    After,
+    AfterAny,
     Aggregate,
+    ArrayOf,
     Batch,
     BytesScale,
     ByTurns,
@@ -86,7 +90,7 @@ SHAPE: Final = ("workers", "servers", "seed", "consistency", "staleness")
 OF_ANY_JOB: Final = (
     "tenant", "restarts", "loss_limit", "gpus", "gpus_min", "gpus_max", "within", "cores",
     "priority", "workers_min", "workers_max", "adaptive", "preemptible", "grace_s", "aggregate",
-    "by_turns",
+    "by_turns", "after_any",
 )  # fmt: skip
 """Fields that have an option each, also for a job that comes from a file."""
 OF_A_JOB: Final = (
@@ -129,6 +133,9 @@ def submit(
     cores: CoresEach = 0.0,
     memory: MemoryEach = "",
     priority: Preferred = 0,
+    after: After = None,
+    after_any: AfterAny = False,
+    array: ArrayOf = "",
     batch: Batch = "",
     adaptive: Adaptive = False,
     preemptible: Preemptible = True,
@@ -152,7 +159,12 @@ def submit(
     rank that failed (1 where that is a signal, or the job was cancelled). Ctrl-C leaves it running.
     """
     with reported():
+        numbers = arrays.parsed(array) if array else None
         spec, sent = _made(context, {**locals()} | _what_runs(context, job_file or [], file))
+        specs = arrays.jobs(spec, numbers) if numbers is not None else []
+    if specs:
+        code = with_client(url, lambda client: arrays.submit(client, specs, sent, wait, json))
+        raise typer.Exit(code)
     _store(spec, sent, url, json, wait)
 
 
@@ -239,6 +251,8 @@ def _with_options(
 ) -> dict[str, Any]:
     """Replace what the file says by the options that are given."""
     fields = {name: options[name] for name in OF_ANY_JOB if typed(context, name)}
+    if options["after"]:
+        fields["after"] = list(options["after"])
     if options["allow_fractional_share"]:
         fields["fractional_share"] = True
     if options["aggregation"]:

@@ -225,6 +225,32 @@ MemoryEach = Annotated[
         rich_help_panel=_RESOURCES,
     ),
 ]
+After = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="JOB",
+        help="Start once this job has completed (if it fails, this one is cancelled); repeatable.",
+        rich_help_panel=_ACCOUNT,
+    ),
+]
+AfterAny = Annotated[
+    bool,
+    typer.Option(
+        "--after-any",
+        help="Start once those of --after have ended, however.",
+        rich_help_panel=_ACCOUNT,
+    ),
+]
+ArrayOf = Annotated[
+    str,
+    typer.Option(
+        "--array",
+        metavar="NUMBERS",
+        help="Submit a job for each number, as 0-9 or 0-99%4 (four at a time), which finds it as "
+        "ARRAY_INDEX and in place of {index}.",
+        rich_help_panel=_ACCOUNT,
+    ),
+]
 Preferred = Annotated[
     int,
     typer.Option(
