@@ -55,8 +55,9 @@ def asked_spec(record: JobRecord) -> JobSpec:
     spec, workers = record.spec, record.workers
     if workers in (0, spec.workers):
         return spec
-    if not spec.gpus:
-        return msgspec.structs.replace(spec, workers=workers)
+    if not spec.gpus:  # A bound that is not said is the number that it was submitted with.
+        least, most = spec.workers_bounds
+        return msgspec.structs.replace(spec, workers=workers, workers_min=least, workers_max=most)
     gpus = workers * spec.gpus_each
     return msgspec.structs.replace(spec, workers=workers, gpus=gpus, gpus_min=gpus, gpus_max=gpus)
 

@@ -154,28 +154,22 @@ def submit(
 ) -> None:
     """Submit a job, and return once it is stored.
 
-    For example: `slackwater submit --gpus 2 -- python train.py`, or `slackwater submit job.yaml`.
-    With --wait: once it has ended, with 0 if it completed, else with the exit code of the first
-    rank that failed (1 where that is a signal, or the job was cancelled). Ctrl-C leaves it running.
-    """
+    For example: `slackwater submit --gpus 2 -- python train.py`, or `slackwater submit a.yaml`."""
     with reported():
-        numbers = arrays.parsed(array) if array else None
-        spec, sent = _made(context, {**locals()} | _what_runs(context, job_file or [], file))
-        specs = arrays.jobs(spec, numbers) if numbers is not None else []
-    if specs:
-        code = with_client(url, lambda client: arrays.submit(client, specs, sent, wait, json))
-        raise typer.Exit(code)
-    _store(spec, sent, url, json, wait)
+        jobs, sent = _made(context, {**locals()} | _what_runs(context, job_file or [], file))
+    _store(jobs, sent, url, json, wait, bool(array))
 
 
 submit.command_class = CommandAfterDashes  # type: ignore[attr-defined]
 
 
-def _made(context: typer.Context, options: Mapping[str, Any]) -> tuple[JobSpec, Sent]:
-    """Make the job, and pack what it takes to the nodes. Raises Usage."""
+def _made(context: typer.Context, options: Mapping[str, Any]) -> tuple[list[JobSpec], Sent]:
+    """Make the job, or those of its array, and pack what goes to the nodes. Raises Usage."""
     asked = _asked(context, options)
     sent = _sent(asked, options["workdir"], options["venv"])
-    return checked(_with_options(asked, context, options, sent)), sent
+    spec = checked(_with_options(asked, context, options, sent))
+    array = options["array"]
+    return (arrays.jobs(spec, arrays.parsed(array)) if array else [spec]), sent
 
 
 def _what_runs(context: typer.Context, words: list[str], file: Path | None) -> dict[str, Any]:
@@ -418,7 +412,14 @@ def checked(fields: Mapping[str, Any]) -> JobSpec:
         raise Usage(explained(str(error), fields, JobSpec)) from error
 
 
-def _store(spec: JobSpec, sent: Sent, url: str | None, json: bool, wait: bool) -> None:
+def _store(
+    jobs: list[JobSpec], sent: Sent, url: str | None, json: bool, wait: bool, of_array: bool
+) -> None:
+    """Submit the job, or those of its array."""
+    spec = jobs[0]
+    if of_array:
+        code = with_client(url, lambda client: arrays.submit(client, jobs, sent, wait, json))
+        raise typer.Exit(code)
     if wait:
         ended = with_client(url, lambda client: _attended(client, spec, sent, json))
         if ended:

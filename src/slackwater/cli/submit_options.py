@@ -394,5 +394,10 @@ HangTimeout = Annotated[
     ),
 ]
 Wait = Annotated[
-    bool, typer.Option("--wait", help="Print its logs until it ends, and exit with its exit code.")
+    bool,
+    typer.Option(
+        "--wait",
+        help="Print its logs until it ends, and exit with its exit code: 0 if it completed, else "
+        "that of the first rank that failed, or 1. Ctrl-C leaves it running.",
+    ),
 ]

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.services.master.test_master_core import Harness, facts, orders, spec
+from tests.unit.services.master.test_master_core import Harness, facts, orders, spec, submitted
 
 from slackwater.common.base.effects import Answered, Effect, Publish, Reply, Request
 from slackwater.schemas.base import RUN_ATTEMPTS, Message, NodeId, Ok, Refused
@@ -26,6 +26,7 @@ from slackwater.schemas.job_requests import (
 from slackwater.schemas.progress import ProgramProgress
 from slackwater.schemas.tensors import TensorSpec
 from slackwater.schemas.workers import StartWorkers, StopWorkers, WorkerExited
+from slackwater.services.master.gangs import asked_spec
 from slackwater.services.master.keys import OrderKey
 from slackwater.services.master.scaling import JOINING_S, compatible, trimmed
 
@@ -392,3 +393,17 @@ def test_a_program_says_itself_how_many_hosts_it_can_use() -> None:
     assert "there is no job b" in missing.reason
     said = [fact.reason for fact in elastic.told if fact.fact == "scaling"]
     assert said == ["its program asks for 1 worker", "its program asks for 4 workers"]
+
+
+def test_a_bound_that_is_not_said_stays_the_number_that_was_submitted() -> None:
+    """Scaled to its least number, a job that chooses its hosts seemed to have no room to choose,
+    and the master ended with that."""
+    harness = Harness()
+    submitted(harness, "a", workers=4, workers_min=1, choose_hosts=True)
+    answer = harness.answer(ScaleJob(job="a", workers=1))
+    assert isinstance(answer, JobInfo)
+    assert answer.job.workers == 1
+    assert asked_spec(answer.job).workers_bounds == (1, 4)
+    harness.node(slots=8)
+    harness.tick()
+    assert harness.job("a").allocation == ((NodeId("n1"), 1),)
