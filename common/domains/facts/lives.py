@@ -5,7 +5,7 @@ fast against its speed alone, and when its aggregators changed. They are bounded
 be told the facts of weeks: no more jobs than `JOBS_MAX`, the newest stretches and moves of each.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -197,7 +197,7 @@ class Lives:
             life = self._begun(event, at_s)
         fact, detail = event.fact, event.detail
         if fact == "pending" and "servers" in detail:
-            life.servers, life.gpus = int(detail["servers"]), int(detail.get("gpus", "0"))
+            life.servers, life.gpus = _count(detail, "servers"), _count(detail, "gpus")
             life.tenant = detail.get("tenant", "")
         if fact == "deleted":
             life.deleted = True
@@ -251,6 +251,11 @@ class Lives:
         points = self.lent.setdefault(event.lender, Points(LEVELS_MAX))
         now = points.points[-1][1] if points.points else 0.0
         points.add(at_s, now + change)
+
+
+def _count(detail: Mapping[str, str], name: str) -> int:
+    text = detail.get(name, "")
+    return int(text) if text.isascii() and text.isdigit() else 0
 
 
 def steps(changes: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:

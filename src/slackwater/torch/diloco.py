@@ -85,9 +85,10 @@ class DiLoCo:
         self._span = sync_every // len(self._fragments)
         self._agent = self._start(gradient_dtype, agent)
         self._steps = self._agent.iteration * sync_every
+        self._sent: set[int] = set()
+        """Fragments that are on their way."""
         self._open = True
-        for fragment in self._fragments:
-            self._receive(fragment, whole=True)
+        self.synchronize()
         self._leave = at_exit(self.close, self._give_up)
 
     def _start(self, dtype: DType, options: dict[str, Any]) -> Agent:
@@ -145,34 +146,39 @@ class DiLoCo:
             raise Rejected("the optimiser is closed: its job goes on without this worker")
         loss = self.inner.step() if closure is None else self.inner.step(closure)
         self._steps += 1
-        if (arriving := self._turn(self._steps - self._delay)) is not None and self._delay:
+        arriving = self._turn(self._steps - self._delay)
+        if self._delay and arriving in self._sent:
             self._receive(arriving)
-        if (leaving := self._turn(self._steps)) is not None:
+        leaving = self._turn(self._steps)
+        if leaving is not None:
             self._send(leaving)
             if not self._delay:
                 self._receive(leaving)
         return loss
 
-    def _turn(self, step: int) -> list[_Part] | None:
-        """Return the fragment that is sent after this many steps; None: none is."""
+    def _turn(self, step: int) -> int | None:
+        """Return which fragment is sent after this many steps; None: none is."""
         if step <= 0 or step % self._span:
             return None
-        return self._fragments[(step // self._span - 1) % len(self._fragments)]
+        return (step // self._span - 1) % len(self._fragments)
 
     @torch.no_grad()  # type: ignore[untyped-decorator]  # mypy does not read torch.
-    def _send(self, fragment: list[_Part]) -> None:
+    def _send(self, index: int) -> None:
         """Push by how much this worker is behind the job's values: the outer gradient."""
         rule, exchange = self._agent.rule, self._agent.iteration + 1
-        for part in fragment:
+        self._sent.add(index)
+        for part in self._fragments[index]:
             change = part.anchor - part.parameter.detach().to("cpu", torch.float32)
             tensor_of(self._agent.gradient_buffer(part.name)).copy_(change)
             hyper = hyper_of(rule, self.outer.param_groups[part.group], exchange)
             self._agent.push(part.name, None, **hyper)
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
-    def _receive(self, fragment: list[_Part], *, whole: bool = False) -> None:
+    def _receive(self, index: int, *, whole: bool = False) -> None:
         """Wait for the job's new values of the fragment, and go on from them; `whole`: whatever
         `mix` says."""
+        fragment = self._fragments[index]
+        self._sent.discard(index)
         self._agent.wait([part.name for part in fragment])
         mix = 1.0 if whole else self._mix
         for part in fragment:
@@ -184,9 +190,9 @@ class DiLoCo:
 
     def synchronize(self) -> None:
         """Receive what is on its way, and give the model the job's parameters: the same on all
-        workers that have exchanged as often. Steps since a fragment was sent are dropped."""
-        for fragment in self._fragments:
-            self._receive(fragment, whole=True)
+        workers that have exchanged as often. Steps since the last exchange are dropped."""
+        for index in range(len(self._fragments)):
+            self._receive(index, whole=True)
 
     def close(self, result: Any = None) -> None:
         """Give the model the job's parameters and tell the master that this rank is done, with

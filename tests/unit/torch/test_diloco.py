@@ -273,3 +273,17 @@ def test_a_step_may_be_given_a_closure_and_ends_with_close() -> None:
     optimizer.close()
     with pytest.raises(Rejected, match="closed"):
         optimizer.step()
+
+
+def test_values_that_were_received_early_are_not_received_again() -> None:
+    optimizer = alone(delay=2, gradient_dtype="float32")
+    parameters: Any = optimizer.inner.param_groups[0]["params"]
+    for step in range(EVERY):
+        for parameter in parameters:
+            parameter.grad = torch.full_like(parameter, float(step + 1))
+        optimizer.step()
+    optimizer.synchronize()
+    synchronized = [p.detach().clone() for p in parameters]
+    for _ in range(2):
+        optimizer.step()
+    assert not torch.equal(parameters[0], synchronized[0]), "what was trained since stays"
