@@ -166,7 +166,11 @@ def judged(done: list[Trial]) -> str:
 async def test_a_gang_of_which_a_node_fails_is_not_left_half_started(tmp_path: Path) -> None:
     done = await trials(range(3), 1, tmp_path)
     judged(done)
-    assert all(t.decided_s is not None for t in done), "each of these is given up"
+    # A service that is back at once, or whose stranger was ended, answers the repeated order: then
+    # the gang is whole at its first attempt, which its program waits for.
+    kept = [t for t in done if t.decided_s is None]
+    assert all(t.attempts == 1 for t in kept), [(t.kind, t.attempts) for t in kept]
+    assert len(kept) < len(done), "one at least is given up"
 
 
 @pytest.mark.nightly
