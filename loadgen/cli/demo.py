@@ -238,6 +238,6 @@ The report: {folder}/index.html (opens in a browser, needs no server)
 
 What to type next:
   {prefix}slackwater up               a cluster on this machine, until Ctrl-C
-  {prefix}slackwater top              its jobs and aggregators, live
+  {prefix}slackwater web              its jobs, pools and events in a browser; `top`: in the terminal
   {prefix}loadgen experiment sharing  the paper's experiment, some minutes
   {prefix}slackwater --help           all the rest"""
