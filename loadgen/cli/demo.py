@@ -238,6 +238,7 @@ The report: {folder}/index.html (opens in a browser, needs no server)
 
 What to type next:
   {prefix}slackwater up               a cluster on this machine, until Ctrl-C
-  {prefix}slackwater web              its jobs, pools and events in a browser; `top`: in the terminal
+  {prefix}slackwater web              its jobs, pools and events in a browser
+  {prefix}slackwater top              the same in the terminal
   {prefix}loadgen experiment sharing  the paper's experiment, some minutes
   {prefix}slackwater --help           all the rest"""
