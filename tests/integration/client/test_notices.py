@@ -101,7 +101,9 @@ async def test_each_end_is_told_once_through_restarts(receiver: Receiver, tmp_pa
             return asyncio.create_task(notify(client, receiver.url, wanted=wanted, state=state))
 
         def told() -> list[tuple[str, str]]:
-            return [(each["job"], each["fact"]) for each in receiver.taken]
+            # One whose answer was lost, with a service that ended, comes again under its number.
+            unique = {each["sequence"]: (each["job"], each["fact"]) for each in receiver.taken}
+            return list(unique.values())
 
         await ends("before", 1)
         one = await telling(("failed", "completed"))
