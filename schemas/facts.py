@@ -66,3 +66,17 @@ FACTS: Final[dict[str, dict[str, type[Any]]]] = {
     "device": _said(SpanEvent),
     "policy": _all(PolicyEvent, "set"),
 }
+_OF_ONE: Final = {
+    kind: (noun, fact)
+    for noun, facts in FACTS.items()
+    for fact, kind in facts.items()
+    if "fact" not in kind.__struct_fields__ and list(facts.values()).count(kind) == 1
+}
+"""Messages that do not say which fact they tell, as each tells one."""
+_NOUNS: Final = {kind: noun for noun, facts in FACTS.items() for kind in facts.values()}
+
+
+def named(fact: Fact) -> tuple[str, str]:
+    """Return the noun and the past tense of a fact's subject."""
+    kind = type(fact)
+    return _OF_ONE.get(kind) or (_NOUNS[kind], str(getattr(fact, "fact", "set")))

@@ -44,7 +44,8 @@ class DeadlineExceeded(Retryable):
 
 
 class Rejected(SlackwaterError):
-    pass
+    status = 400
+    """The kind of refusal by HTTP's codes, as whoever refused it said (schemas.base.Refused)."""
 
 
 class Removed(Rejected):

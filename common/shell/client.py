@@ -7,7 +7,7 @@ exception named by what the caller does next.
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from random import Random
-from typing import TypeVar
+from typing import Self, TypeVar
 
 import msgspec
 
@@ -18,7 +18,7 @@ from slackwater.common.base.retry import retry
 from slackwater.common.bus.access import Credentials
 from slackwater.common.bus.base import Bus
 from slackwater.common.bus.identity import tenant_of
-from slackwater.common.shell.world import live_world
+from slackwater.common.shell.world import World, live_world
 from slackwater.common.store.history import History
 from slackwater.common.store.objects import Objects
 from slackwater.schemas import cluster, jobs, subjects, tenants
@@ -72,6 +72,18 @@ class Client:
         self._budget_s = budget_s
         self._rng = rng or Random()
 
+    @classmethod
+    async def of(cls, world: World) -> Self:
+        """Make the client of a connected user, held to the tenant that the bus tells."""
+        return cls(
+            world.bus,
+            world.clock,
+            rng=world.rng,
+            history=world.history,
+            objects=world.objects,
+            tenant=await tenant_of(world.bus),
+        )
+
     async def ask(
         self, subject: str, message: Message, answer: type[M], *, again: bool = True
     ) -> M:
@@ -86,7 +98,9 @@ class Client:
             if isinstance(reply, Refused):
                 if reply.retry_after_s > 0:
                     raise Retryable(reply.reason, reply.retry_after_s)
-                raise Rejected(reply.reason)
+                rejected = Rejected(reply.reason)
+                rejected.status = reply.status
+                raise rejected
             return reply
 
         return await self._retried(once)
@@ -135,6 +149,10 @@ class Client:
     async def rerun(self, job: str, run: int) -> jobs.JobRecord:
         """Run a job that ended again; `run` is one more than its record's. Idempotent by it."""
         return (await self.master("rerun", RerunJob(job=job, run=run), JobInfo)).job
+
+    async def run_again(self, job: str) -> jobs.JobRecord:
+        """Run a job that ended once more, as it was submitted."""
+        return await self.rerun(job, (await self.job(job)).run + 1)
 
     async def delete(self, job: str) -> None:
         """Forget a job that ended."""
@@ -269,11 +287,4 @@ async def connect(
     """Raises Unavailable, naming the URL, when nobody listens there, ConfigRejected when whoever
     listens there will not have us."""
     async with live_world(url, name, credentials=credentials) as world:
-        yield Client(
-            world.bus,
-            world.clock,
-            rng=world.rng,
-            history=world.history,
-            objects=world.objects,
-            tenant=await tenant_of(world.bus),
-        )
+        yield await Client.of(world)

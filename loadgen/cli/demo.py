@@ -138,7 +138,7 @@ def _write(
         ],
     )  # fmt: skip
     numbers = web.figures_of(summary, skip=("wall_s",))
-    sets = {"demo": web_page.results(outcome.figures, outcome.timeline, **numbers)}
+    sets = {"demo": web_page.results(outcome.timeline, **numbers)}
     web.write(folder, page, sets)
 
 

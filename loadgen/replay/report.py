@@ -191,7 +191,7 @@ def write(
         (folder / "speeds.png", "Each job's speed against its speed alone."),
     ]
     made = web_page.page(title, [timeline], figures, tiles=tiles, images=plots_drawn)
-    web.write(folder, made, {"replay": web_page.results(figures, timeline, **numbers)})
+    web.write(folder, made, {"replay": web_page.results(timeline, **numbers)})
 
 
 def draw(folder: Path, timeline: Timeline, figures: Sequence[JobFigures]) -> None:

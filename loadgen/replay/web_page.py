@@ -8,8 +8,6 @@ from typing import Any
 from slackwater.common.domains.facts.timeline import JobTrack, Timeline
 from slackwater.loadgen.replay.measures import LOSS_LIMIT, JobFigures
 from slackwater.loadgen.replay.story import story
-from slackwater.schemas.base import JobId, Message
-from slackwater.schemas.telemetry import JobProfiled, WindowMeasured
 from slackwater.web import report as web
 
 SMOOTHED_S = 3.0
@@ -45,7 +43,7 @@ def page(
     )
 
 
-def results(figures: Sequence[JobFigures], timeline: Timeline, **more: float | None) -> web.Result:
+def results(timeline: Timeline, **more: float | None) -> web.Result:
     """Return what two replays are compared by; figures that are None are left out."""
     jobs = {
         id: track.ended_s - track.submitted_s
@@ -58,11 +56,7 @@ def results(figures: Sequence[JobFigures], timeline: Timeline, **more: float | N
 def _folded(
     timelines: Sequence[Timeline], origin_s: float
 ) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
-    facts = [
-        (at_s - origin_s, fact)
-        for one in timelines
-        for at_s, fact in [*one.events, *_measured(one)]
-    ]
+    facts = [(at_s - origin_s, fact) for one in timelines for at_s, fact in one.events]
     jobs = {
         id: web.job_row(
             gpus=track.spec.gpus, servers=track.spec.servers, workers=track.spec.workers,
@@ -72,22 +66,6 @@ def _folded(
         for id, track in one.tracks.items()
     }  # fmt: skip
     return web.of_facts(sorted(facts, key=lambda each: each[0]), jobs)
-
-
-def _measured(timeline: Timeline) -> Iterable[tuple[float, Message]]:
-    """Give back the facts that a timeline keeps as measurements of a job."""
-    for id, track in timeline.tracks.items():
-        if track.profile is not None:
-            at_s = track.windows[0].begun_s if track.windows else track.placed_s or 0.0
-            yield at_s, JobProfiled(job=JobId(id), location_epoch=0, profile=track.profile)
-        for window in track.windows:
-            yield (
-                window.at_s,
-                WindowMeasured(
-                    job=JobId(id), location_epoch=0, last_iteration=0,
-                    iterations=window.iterations, iteration_s=window.iteration_s,
-                ),
-            )  # fmt: skip
 
 
 def _ends(timeline: Timeline) -> float:

@@ -5,7 +5,7 @@ fast against its speed alone, and when its aggregators changed. They are bounded
 be told the facts of weeks: no more jobs than `JOBS_MAX`, the newest stretches and moves of each.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -256,31 +256,3 @@ class Lives:
 def _count(detail: Mapping[str, str], name: str) -> int:
     text = detail.get(name, "")
     return int(text) if text.isascii() and text.isdigit() else 0
-
-
-def steps(changes: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Sum up changes (second, difference) to levels (second, level from then on)."""
-    found: list[tuple[float, float]] = []
-    level = 0.0
-    for at_s, change in sorted(changes):
-        level += change
-        if found and found[-1][0] == at_s:
-            found[-1] = (at_s, level)
-        else:
-            found.append((at_s, level))
-    return found
-
-
-def asked_servers(lives: Iterable[Life]) -> list[tuple[float, float]]:
-    """Return levels of the parameter servers that jobs would have of their own, while aggregators
-    serve them."""
-    changes: list[tuple[float, float]] = []
-    for life in lives:
-        spans: Sequence[tuple[float, float | None]] = life.served
-        if life.placed_s is not None:
-            spans = [*spans, (life.placed_s, None)]
-        for from_s, to_s in spans:
-            changes.append((from_s, float(life.servers or 1)))
-            if to_s is not None:
-                changes.append((to_s, -float(life.servers or 1)))
-    return steps(changes)

@@ -11,6 +11,7 @@ from typing import Final
 from slackwater.common.domains.facts.sentences import named
 from slackwater.schemas.base import Message
 from slackwater.schemas.cluster import AggregatorHeartbeat, AllocationEvent
+from slackwater.schemas.facts import Fact
 from slackwater.schemas.gpus import NodeAllocation, held
 from slackwater.schemas.job_events import JobEvent
 from slackwater.schemas.job_states import TERMINAL_STATES, WAITING_STATES, JobState
@@ -35,7 +36,9 @@ Observed = (
     | TasksObserved
 )
 """The messages that a timeline understands."""
-FACTS = (JobEvent, AllocationEvent, MigrationEvent, TensorCopyDone)
+FACTS = (
+    JobEvent, AllocationEvent, MigrationEvent, TensorCopyDone, JobProfiled, WindowMeasured,
+)  # fmt: skip
 PLACED: Final = frozenset({"located", "assigned", "steady"})
 """Facts that name all of a job's aggregators."""
 LIFE: Final[dict[str, JobState]] = {
@@ -139,7 +142,7 @@ class Timeline:
     allocations: list[AllocationEvent] = field(default_factory=list)
     migrations: dict[str, Migration] = field(default_factory=dict)
     heartbeats: dict[str, AggregatorHeartbeat] = field(default_factory=dict)
-    events: list[tuple[float, Message]] = field(default_factory=list)
+    events: list[tuple[float, Fact]] = field(default_factory=list)
     """Every fact heard (telemetry is none), by its second."""
     bytes_first: dict[tuple[str, int], int] = field(default_factory=dict)
     bytes_last: dict[tuple[str, int], int] = field(default_factory=dict)

@@ -1,6 +1,7 @@
 """`slackwater events`: what happened, in sentences with clock times."""
 
 import sys
+from contextlib import aclosing
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -8,7 +9,8 @@ import typer
 
 from slackwater.cli.job_ids import MaybeJobId
 from slackwater.cli.show import with_client
-from slackwater.client.happened import Told, recent, told
+from slackwater.client import AsyncClient
+from slackwater.client.happened import Told, recent
 from slackwater.common.base import limits
 from slackwater.common.shell.client import Client
 from slackwater.console import durations, figures
@@ -42,19 +44,16 @@ def events(
     with reported():
         since_s = durations.seconds(since, "--since") if since else 0.0
 
-    async def tell(client: Client) -> None:
+    async def tell(client: AsyncClient) -> None:
         from_s = client.clock.now_s() - since_s if since else 0.0
-        most = limit or limits.FACTS_SHOWN_MAX
-        past = await recent(client, job, most, from_s, routine=all)
-        for each in past:
-            show(each, client.clock.now_s(), json)
-        if not past and not follow and not json:
+        most, none = limit or limits.FACTS_SHOWN_MAX, True
+        facts = client.events(job, since_s=from_s, limit=most, follow=follow, routine=all)
+        async with aclosing(facts) as told:
+            async for each in told:
+                none = False
+                show(each, client.clock.now_s(), json)
+        if none and not json:
             err.print("nothing happened" + (f" to {job}" if job else ""), markup=False)
-        if follow:
-            after = past[-1].kept.sequence if past else 0
-            async for each in told(client, job, from_s, after, follow=True):
-                if all or not each.routine:
-                    show(each, client.clock.now_s(), json)
 
     with_client(url, tell)
 

@@ -1,7 +1,8 @@
 """`slackwater logs`: what a job's processes print, each from the machine that it runs on."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
 from typing import Annotated
 
 import msgspec
@@ -9,7 +10,7 @@ import typer
 
 from slackwater.cli.job_ids import JobId
 from slackwater.cli.show import with_client
-from slackwater.client.logs import Print, Said, follow_all, ranks_of, show_all, started
+from slackwater.client.logs import Said, printed, ranks_of, started
 from slackwater.common.base.errors import Rejected
 from slackwater.common.shell.client import Client
 from slackwater.console.options import Json, Url
@@ -48,7 +49,7 @@ def logs(
         ranks = every if rank < 0 else range(rank, rank + 1)
         out = printer(record, ranks, json)
         try:
-            await (follow_all if follow else show_all)(client, record, ranks, tail, out, noted)
+            await show_printed(client, record, ranks, tail, follow, out)
         except Rejected as error:
             if record.state not in TERMINAL_STATES or not record.reason:
                 raise
@@ -58,7 +59,23 @@ def logs(
     with_client(url, show)
 
 
-def printer(record: JobRecord, ranks: Sequence[int], json: bool) -> Print:
+async def show_printed(
+    client: Client,
+    record: JobRecord,
+    ranks: Sequence[int],
+    tail: int,
+    follow: bool,
+    show: Callable[[Said], None],
+) -> None:
+    """Print what these ranks printed; `follow`: until they have ended."""
+    by_line = len(ranks) > 1
+    pieces = printed(client, record, ranks, tail, follow, by_line=by_line, note=noted)
+    async with aclosing(pieces):
+        async for said in pieces:
+            show(said)
+
+
+def printer(record: JobRecord, ranks: Sequence[int], json: bool) -> Callable[[Said], None]:
     """Write to stdout what comes: bytes of one rank as they are, lines of several with their rank
     before them, and the node where that is not the same for all."""
     home = record.node if len(record.allocation) <= 1 else None

@@ -57,13 +57,12 @@ def rerun(
     """Run an ended job again as it was submitted, under its id or another one."""
 
     async def again(client: Client) -> tuple[JobRecord, str]:
-        record = await client.job(id)
         if new:
-            spec = msgspec.structs.replace(record.spec, id=new)
+            spec = msgspec.structs.replace((await client.job(id)).spec, id=new)
             known = await client.submit(spec)
             return await client.job(new), said(spec, known)
         patient = Client(client.bus, client.clock, budget_s=limits.RETRY_BUDGET_S)
-        record = await patient.rerun(id, record.run + 1)
+        record = await patient.run_again(id)
         return record, f"job {id} runs again: this is its run {record.run + 1}"
 
     with reported():

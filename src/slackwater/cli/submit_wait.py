@@ -2,7 +2,7 @@
 
 import asyncio
 
-from slackwater.cli.logs import printer
+from slackwater.cli.logs import printer, show_printed
 from slackwater.client import logs, waits
 from slackwater.common.base.errors import Rejected, Retryable, SlackwaterError
 from slackwater.common.shell.client import Client
@@ -48,7 +48,7 @@ async def follow(client: Client, spec: JobSpec, json: bool) -> None:
     try:
         record = await logs.started(client, spec.id, patient=True, note=noted)
         ranks = logs.ranks_of(record)
-        await logs.follow_all(client, record, ranks, -1, printer(record, ranks, json), noted)
+        await show_printed(client, record, ranks, -1, True, printer(record, ranks, json))
     except Rejected as error:  # It ended before it was started: the record says more.
         err.print(str(error), markup=False)
 

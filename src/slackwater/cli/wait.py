@@ -6,8 +6,8 @@ import typer
 
 from slackwater.cli.job_ids import JobIds
 from slackwater.cli.show import with_client
-from slackwater.client.waits import Waited, Wanted, until
-from slackwater.common.shell.client import Client
+from slackwater.client import AsyncClient
+from slackwater.client.waits import Waited, Wanted
 from slackwater.console.options import Json, Url
 from slackwater.console.outcome import FAILED, TRY_LATER, err, out, print_json
 from slackwater.schemas.job_states import STATE_SAID
@@ -32,8 +32,8 @@ def wait(
     A job that was started has reached `running`, though it may have ended.
     """
 
-    async def waited(client: Client) -> list[Waited]:
-        return await until(client, jobs, wanted, timeout)
+    async def waited(client: AsyncClient) -> list[Waited]:
+        return await client.wait(*jobs, wanted=wanted, timeout_s=timeout)
 
     found = with_client(url, waited)
     if json:

@@ -23,7 +23,6 @@ from slackwater.client.waits import Waited, Wanted
 from slackwater.common.base import limits
 from slackwater.common.base.errors import Rejected
 from slackwater.common.bus.access import Credentials, Identity
-from slackwater.common.bus.identity import tenant_of
 from slackwater.common.shell import client as control
 from slackwater.common.shell.world import live_world
 from slackwater.common.store import code_packs
@@ -71,14 +70,7 @@ class AsyncClient(control.Client):
         who = credentials or identity
         found = address(url, cluster, environment)
         async with live_world(found, name, credentials=who) as world:
-            yield cls(
-                world.bus,
-                world.clock,
-                rng=world.rng,
-                history=world.history,
-                objects=world.objects,
-                tenant=await tenant_of(world.bus),
-            )
+            yield await cls.of(world)
 
     async def submit(self, spec: JobSpec, *, workdir: str | Path | None = None) -> JobRecord | None:
         """Submit a job, and return once it is stored: the record of one that was there already,
@@ -112,7 +104,7 @@ class AsyncClient(control.Client):
         raises Unavailable after what can be read."""
         record = await logs.started(self, job, follow)
         wanted = list(logs.ranks_of(record) if ranks is None else ranks)
-        source = logs.lines(self, record, wanted, tail, follow)
+        source = logs.printed(self, record, wanted, tail, follow, by_line=True)
         async with aclosing(source) as said:
             async for each in said:
                 text = each.data.decode(errors="replace").rstrip("\r")

@@ -34,7 +34,6 @@ class Said(NamedTuple):
     data: bytes
 
 
-Print = Callable[[Said], None]
 Note = Callable[[str], None]
 """Takes a sentence about what is missing, or is waited for."""
 
@@ -76,61 +75,33 @@ async def started(client: Client, job: str, patient: bool, note: Note = unnoted)
         await client.clock.sleep_until(client.clock.now_s() + LOOK_S)
 
 
-async def show_all(
+async def printed(
     client: Client,
     record: JobRecord,
     ranks: Sequence[int],
     tail: int,
-    out: Print,
+    follow: bool,
+    *,
+    by_line: bool,
     note: Note = unnoted,
-) -> None:
-    """Print what there is, rank by rank. Raises the first error after all that can be shown."""
-    first: SlackwaterError | None = None
-    for rank in ranks:
-        try:
-            pieces = read(client, record, rank, tail, False, len(ranks) > 1, note)
-            async with aclosing(pieces):
-                async for said in pieces:
-                    out(said)
-        except (Rejected, Retryable) as error:
-            if first is not None:
-                note(f"rank {rank}: {error}")
-            first = first or error
-    if first is not None:
-        raise first
-
-
-async def follow_all(
-    client: Client,
-    record: JobRecord,
-    ranks: Sequence[int],
-    tail: int,
-    out: Print,
-    note: Note = unnoted,
-) -> None:
-    """Print until the job has ended, or all of these ranks have."""
-    async with aclosing(_together(client, record, ranks, tail, len(ranks) > 1, note)) as pieces:
-        async for said in pieces:
-            out(said)
-
-
-async def lines(
-    client: Client, record: JobRecord, ranks: Sequence[int], tail: int, follow: bool
 ) -> AsyncGenerator[Said, None]:
-    """Yield line by line what there is, rank by rank; `follow`: of all of them as it comes, until
-    they have ended."""
+    """Yield what there is, rank by rank; the first error is raised after all that can be read.
+    `follow`: of all ranks as it comes, until they have ended."""
     if follow:
-        async with aclosing(_together(client, record, ranks, tail, True, unnoted)) as pieces:
+        async with aclosing(_together(client, record, ranks, tail, by_line, note)) as pieces:
             async for said in pieces:
                 yield said
         return
     first: SlackwaterError | None = None
     for rank in ranks:
         try:
-            async with aclosing(read(client, record, rank, tail, False, True)) as pieces:
+            pieces = read(client, record, rank, tail, False, by_line, note)
+            async with aclosing(pieces):
                 async for said in pieces:
                     yield said
         except (Rejected, Retryable) as error:
+            if first is not None:
+                note(f"rank {rank}: {error}")
             first = first or error
     if first is not None:
         raise first

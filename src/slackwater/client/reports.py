@@ -10,11 +10,10 @@ from slackwater.common.domains.facts.lives import Life, Lives
 from slackwater.common.shell.client import Client
 from slackwater.schemas.gpus import NodeAllocation
 from slackwater.schemas.job_requests import JobInfo
-from slackwater.schemas.job_states import JobState
+from slackwater.schemas.job_states import WAITING_STATES, JobState
 from slackwater.schemas.usage import UsageSums
 
 EVENTS_MAX: Final = 200
-_SOON: Final[tuple[JobState, ...]] = ("pending", "paused")
 
 
 class Period(msgspec.Struct, frozen=True):
@@ -94,7 +93,7 @@ def made(info: JobInfo, life: Life, sentences: list[str], now_s: float) -> JobRe
         submitted_s=record.submitted_s,
         started_s=record.started_s or None,
         finished_s=record.finished_s or None,
-        waited_s=life.spent_s(_SOON, now_s),
+        waited_s=life.spent_s(WAITING_STATES, now_s),
         ran_s=life.spent_s(("running",), now_s),
         held_s=life.held_s(now_s),
         iterations=progress.iteration if progress is not None else 0,

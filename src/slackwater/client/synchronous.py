@@ -157,7 +157,7 @@ class Client:
 
     def rerun(self, job: str) -> JobRecord:
         """Run a job that ended once more, as it was submitted."""
-        return self._run(self._rerun(job))
+        return self._run(self._client.run_again(job))
 
     def delete(self, job: str) -> None:
         self._run(self._client.delete(job))
@@ -173,10 +173,6 @@ class Client:
 
     def usage(self, asked: GetUsage | None = None) -> tuple[UsageRow, ...]:
         return self._run(self._client.usage(asked or GetUsage()))
-
-    async def _rerun(self, job: str) -> JobRecord:
-        record = await self._client.job(job)
-        return await self._client.rerun(job, record.run + 1)
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run it on the loop, and wait; an interrupt cancels it."""

@@ -23,7 +23,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from slackwater.client import logs
-from slackwater.common.base.errors import NobodyThere, Retryable, SlackwaterError
+from slackwater.common.base.errors import NobodyThere, Rejected, Retryable, SlackwaterError
 from slackwater.console.documents import whole
 from slackwater.schemas.jobs import JobRecord
 from slackwater.schemas.logs import TAIL_LINES_MAX
@@ -185,7 +185,10 @@ class Dashboard:
         user, password, token = (str(given.get(name, "")) for name in ("user", "password", "token"))
         if not (token or (user and password)):
             raise HTTPException(400, "give user and password, or token")
-        secret = await self._sessions.open(user, password, token)
+        try:
+            secret = await self._sessions.open(user, password, token)
+        except Rejected as error:
+            return problem(403, str(error))
         response = answer({"user": user or "by token"})
         response.set_cookie(SESSION_COOKIE, secret, httponly=True, samesite="strict")
         return response
@@ -224,7 +227,7 @@ async def _acted(session: Session, job: str, action: str) -> JobRecord:
         case "resume":
             return await client.resume(job)
         case "rerun":
-            return await client.rerun(job, (await client.job(job)).run + 1)
+            return await client.run_again(job)
         case _:
             await client.cancel(job)
             return await client.job(job)
@@ -288,7 +291,8 @@ async def _refused(request: Request, error: SlackwaterError) -> Response:
     if isinstance(error, Retryable):
         away = isinstance(error, NobodyThere)
         return problem(503 if away else 504, str(error), max(1.0, error.retry_after_s))
-    return problem(404 if "there is no job" in str(error) else 409, str(error))
+    status = error.status if isinstance(error, Rejected) else 500
+    return problem(status, str(error))
 
 
 async def _wrong(request: Request, error: HTTPException) -> Response:

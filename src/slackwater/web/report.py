@@ -11,10 +11,8 @@ from typing import Any, Final, Literal
 import msgspec
 
 from slackwater.common.domains.facts.lives import Life, Lives
-from slackwater.common.domains.facts.sentences import ROUTINE, sentence
-from slackwater.schemas.base import Message
-from slackwater.schemas.placement import TensorCopyDone, WorkerDone
-from slackwater.schemas.telemetry import JobProfiled, WindowMeasured
+from slackwater.common.domains.facts.sentences import sentence
+from slackwater.schemas.facts import Fact, named
 from slackwater.web import page, rows
 
 POINTS_MAX: Final = 400
@@ -22,13 +20,6 @@ JOBS_MAX: Final = 5_000
 """Jobs that a page shows one by one: a file of some megabytes."""
 JOB_SECONDS_MAX: Final = 200_000
 """Jobs whose times results.json has."""
-_NAMES: Final[dict[type[Message], str]] = {
-    JobProfiled: "profiled",
-    TensorCopyDone: "copied",
-    WindowMeasured: "window",
-    WorkerDone: "worker-done",
-}
-"""Facts whose message does not say their names."""
 Axis = Literal["", "seconds", "share", "bytes"]
 
 
@@ -187,21 +178,20 @@ def shown(value: Any) -> str:
 
 
 def of_facts(
-    facts: Iterable[tuple[float, Message]], jobs: Mapping[str, rows.Row]
+    facts: Iterable[tuple[float, Fact]], jobs: Mapping[str, rows.Row]
 ) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
     """Fold facts (second, fact) into what pages show: (changes, details). `jobs`: the row of each,
     as `rows.job` describes one, without its state and its places."""
-    lives, events, of_job = Lives(), {}, {id: [] for id in jobs}  # type: ignore[var-annotated]
+    lives = Lives()
+    events: dict[str, rows.Row] = {}
+    of_job: dict[str, list[rows.Row]] = {id: [] for id in jobs}
     for number, (at_s, fact) in enumerate(facts):
         lives.tell(fact, at_s)
-        about, name = str(getattr(fact, "job", "")), _NAMES.get(type(fact)) or fact.fact  # type: ignore[attr-defined]
-        row = {
-            "at_s": round(at_s, 3), "text": sentence(fact), "job": about,  # type: ignore[arg-type]
-            "routine": name in ROUTINE, "kind": _kind(fact), "fact": name,
-        }  # fmt: skip
-        if about in of_job and not isinstance(fact, WindowMeasured | JobProfiled):
+        about, (noun, name) = str(getattr(fact, "job", "")), named(fact)
+        row = rows.event(at_s, sentence(fact), noun, name, about)
+        if about in of_job:
             of_job[about].append(row)
-        if name not in ROUTINE:
+        if not row["routine"]:
             events[str(number)] = row
     told = {id: lives.jobs[id] for id in jobs if id in lives.jobs}
     for id, life in told.items():
@@ -219,10 +209,6 @@ def of_facts(
         for id, life in told.items()
     }  # fmt: skip
     return changes, details
-
-
-def _kind(fact: Message) -> str:
-    return type(fact).__struct_config__.tag.partition(".")[0]  # type: ignore[union-attr]
 
 
 def _state(life: Life) -> rows.Row:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from slackwater.common.domains.facts.lives import Life
+from slackwater.common.domains.facts.sentences import ROUTINE
 from slackwater.console.names import EMULATED
 from slackwater.schemas.cluster import AggregatorInfo, NodeInfo
 from slackwater.schemas.gpus import held
@@ -137,11 +138,11 @@ def history(told: Life) -> Row:
     }  # fmt: skip
 
 
-def event(at_s: float, text: str, subject: str, job_id: str, *, routine: bool) -> Row:
+def event(at_s: float, text: str, noun: str, fact: str, about: str) -> Row:
+    """Describe a fact. `about`: the job that it is about; empty: none."""
     return {
-        "at_s": rounded(at_s), "text": text, "job": job_id, "routine": routine,
-        "kind": subject.split(".")[3] if subject.count(".") >= 3 else "",
-        "fact": subject.rpartition(".")[2],
+        "at_s": rounded(at_s), "text": text, "job": about, "routine": fact in ROUTINE,
+        "kind": noun, "fact": fact,
     }  # fmt: skip
 
 

@@ -31,7 +31,7 @@ class Session:
 class Sessions:
     """Sessions by a secret that their pages keep."""
 
-    def __init__(self, url: str, tls: Tls = Tls()) -> None:  # noqa: B008 (frozen)
+    def __init__(self, url: str, tls: Tls) -> None:
         self._url = url
         self._tls = tls
         self._sessions: dict[str, Session] = {}

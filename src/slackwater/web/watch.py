@@ -187,7 +187,8 @@ class Watch:
         kept = told.kept
         self._sequence = kept.sequence
         about = str(getattr(told.fact, "job", ""))
-        row = rows.event(kept.at_s, told.text, kept.subject, about, routine=told.routine)
+        *_, noun, _, fact = kept.subject.split(".")
+        row = rows.event(kept.at_s, told.text, noun, fact, about)
         if told.fact is not None and (job := self.lives.tell(told.fact, kept.at_s)) is not None:
             self._moved.add(job)
         if about:
@@ -207,15 +208,18 @@ class Watch:
 
     async def _flush(self) -> None:
         """Put what facts changed onto the board, many at a time."""
+        sequence = -1
         while True:
             await asyncio.sleep(FLUSH_S)
-            moved, self._moved = self._moved, set()
+            if sequence == self._sequence:
+                continue
+            sequence, moved, self._moved = self._sequence, self._moved, set()
             for job in moved:
                 if (life := self.lives.jobs.get(job)) is not None:
                     self.board.put("lives", job, rows.life(life))
-            for job in self.board.kind("lives").keys() - self.lives.jobs.keys():
+            for job in self._of_job.keys() - self.lives.jobs.keys():
                 self.board.remove("lives", job)
-                self._of_job.pop(job, None)
+                del self._of_job[job]
             self.board.put("levels", "aggregators", levels(self.lives.used.points))
             for lender, points in self.lives.lent.items():
                 self.board.put("lent", lender, levels(points.points))

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slackwater.cli.logs import printer
+from slackwater.cli.logs import printer, show_printed
 from slackwater.client import logs as logs_of
 from slackwater.common.base import codec, limits
 from slackwater.common.base.errors import Rejected, SlackwaterError, Unavailable
@@ -288,11 +288,12 @@ def test_each_rank_of_a_gang_is_asked_for_on_its_own_node(
             await site.node(node)
         ranks = logs_of.ranks_of(record)
         assert list(ranks) == [0, 1, 2]
-        for show in (logs_of.show_all, logs_of.follow_all):
+        for follow in (False, True):
             for json in (False, True):
-                await show(site.client, record, ranks, -1, printer(record, ranks, json))
+                show = printer(record, ranks, json)
+                await show_printed(site.client, record, ranks, -1, follow, show)
         alone = printer(record, [2], False)
-        await logs_of.show_all(site.client, record, [2], -1, alone)
+        await show_printed(site.client, record, [2], -1, False, alone)
 
     simulated(lambda: Nodes(record, gang(tmp_path, ("n1", 0), ("n2", 1), ("n2", 2))), program)
     shown = capsysbinary.readouterr().out.decode().splitlines()
@@ -318,7 +319,7 @@ def test_the_ranks_of_a_paused_gang_are_asked_for_where_they_ran(tmp_path: Path)
             await site.node(node)
         record = await logs_of.started(site.client, "j1", False)
         ranks = logs_of.ranks_of(record)
-        await logs_of.show_all(site.client, record, ranks, -1, site.shown.append)
+        await show_printed(site.client, record, ranks, -1, False, site.shown.append)
         assert [(said.rank, said.node) for said in site.shown] == [(0, "n1"), (1, "n2"), (2, "n2")]
 
     simulated(lambda: Nodes(paused, gang(tmp_path, ("n1", 0), ("n2", 1), ("n2", 2))), program)
@@ -328,7 +329,7 @@ def test_a_machine_that_is_away_does_not_hide_the_other_ranks(tmp_path: Path) ->
     async def program(site: Nodes) -> None:
         await site.node("n2")
         with pytest.raises(Unavailable, match="worker service of node n1 does not answer"):
-            await logs_of.show_all(site.client, SPREAD, range(3), -1, site.shown.append)
+            await show_printed(site.client, SPREAD, range(3), -1, False, site.shown.append)
         assert [(said.rank, said.node) for said in site.shown] == [(1, "n2"), (2, "n2")]
 
     simulated(lambda: Nodes(SPREAD, gang(tmp_path, ("n2", 1), ("n2", 2))), program)

@@ -9,7 +9,9 @@ import pytest
 from slackwater.client import AsyncClient
 from slackwater.common.base.clock import LiveClock
 from slackwater.common.base.errors import Rejected, Unavailable
+from slackwater.common.bus.access import Tls
 from slackwater.common.bus.memory import MemoryBroker
+from slackwater.schemas.base import NOT_FOUND
 from slackwater.schemas.job_requests import JobInfo
 from slackwater.schemas.jobs import JobRecord, JobSpec
 from slackwater.web import app as app_of
@@ -34,7 +36,9 @@ class Answers(AsyncClient):
         if self.away:
             raise Unavailable("no master answers", 5.0)
         if job != "j":
-            raise Rejected(f"there is no job {job}")
+            error = Rejected(f"there is no job {job}")
+            error.status = NOT_FOUND
+            raise error
         return JobInfo(job=JobRecord(spec=JobSpec(id="j"), state="running"))
 
     async def pause(self, job: str, waiting: bool = False) -> JobRecord:
@@ -51,7 +55,7 @@ class Site:
     def __init__(self, *, key: str = KEY, acts: bool = False) -> None:
         self.client = Answers()
         self.watch = Watch(self.client)
-        self.sessions = Sessions("nats://127.0.0.1:9") if acts else None
+        self.sessions = Sessions("nats://127.0.0.1:9", Tls()) if acts else None
         self.app = Dashboard(self.watch, self.sessions, "test").application(key)
 
     async def ask(
