@@ -84,6 +84,12 @@ class Client:
             tenant=await tenant_of(world.bus),
         )
 
+    def patient(self, budget_s: float = limits.RETRY_BUDGET_S) -> Self:
+        """Return the same user's client that tries for longer."""
+        return type(self)(
+            self.bus, self.clock, budget_s, self._rng, self._history, self._objects, self.tenant
+        )
+
     async def ask(
         self, subject: str, message: Message, answer: type[M], *, again: bool = True
     ) -> M:

@@ -119,7 +119,7 @@ async def observed(client: Client) -> AsyncIterator[Timeline]:
 
 
 async def _submit_on_time(client: Client, workload: Workload, timeline: Timeline) -> None:
-    patient = Client(client.bus, client.clock, budget_s=limits.RETRY_BUDGET_S)
+    patient = client.patient()
     for job in workload.jobs:
         await client.clock.sleep_until(timeline.started_s + job.at_s)
         timeline.expect(job.spec, client.clock.now_s())

@@ -188,7 +188,7 @@ async def _on_its_own(spec: JobSpec, json: bool) -> int:
         took_s = time.monotonic() - begun_s
         err.print(f"no cluster is up: this run has one of its own, ready after {took_s:.1f} s")
         async with connect(cluster.url, "slackwater-launch") as client:
-            patient = Client(client.bus, client.clock, budget_s=limits.RETRY_BUDGET_S)
+            patient = client.patient()
             return await attended(patient, spec, json)
 
 

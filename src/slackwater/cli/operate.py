@@ -7,7 +7,6 @@ import typer
 
 from slackwater.cli.job_ids import JobId, JobIds
 from slackwater.cli.show import with_client
-from slackwater.common.base import limits
 from slackwater.common.base.errors import SlackwaterError
 from slackwater.common.shell.client import Client
 from slackwater.console import figures
@@ -61,7 +60,7 @@ def rerun(
             spec = msgspec.structs.replace((await client.job(id)).spec, id=new)
             known = await client.submit(spec)
             return await client.job(new), said(spec, known)
-        patient = Client(client.bus, client.clock, budget_s=limits.RETRY_BUDGET_S)
+        patient = client.patient()
         record = await patient.run_again(id)
         return record, f"job {id} runs again: this is its run {record.run + 1}"
 

@@ -16,7 +16,7 @@ import msgspec
 import optuna
 from optuna.trial import TrialState
 
-from slackwater.common.base import codec, limits
+from slackwater.common.base import codec
 from slackwater.common.base.errors import ConfigRejected, Retryable
 from slackwater.common.shell.client import Client, connect
 from slackwater.common.shell.config import DEFAULT_URL
@@ -71,7 +71,7 @@ async def _search(
 ) -> None:
     where = url or os.environ.get("SLACKWATER_URL") or DEFAULT_URL
     async with connect(where, "tune") as found:
-        client = Client(found.bus, found.clock, budget_s=limits.RETRY_BUDGET_S)
+        client = found.patient()
         running: list[_Running] = []
         begun = 0
         try:

@@ -97,6 +97,9 @@ def test_jobs_of_other_tenants_are_unknown(cluster: Cluster) -> None:
     assert "red2 exists" in said
     assert cluster.json("job", "red2", user="owner")["state"] == "running"
     assert cluster.run("cancel", "red2", user="tenant-red")[0] == 0
+    code, said = cluster.run("rerun", "red2", user="tenant-red")
+    assert code == 0, said
+    assert cluster.run("cancel", "red2", user="tenant-red")[0] == 0
 
 
 @pytest.mark.parametrize(

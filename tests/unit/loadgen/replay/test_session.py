@@ -25,11 +25,8 @@ class Answers(Client):
         return (JobRecord(spec=SPEC, state="completed", finished_s=1.0),)
 
 
-async def test_a_refused_submission_ends_the_replay_though_another_job_ended_under_its_id(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_refused_submission_ends_the_replay_though_another_job_ended_under_its_id() -> None:
     """Regression: the other job's end was taken for this one's, and the refusal was lost."""
-    monkeypatch.setattr(session, "Client", Answers)
     clock = LiveClock()
     client = Answers(MemoryBroker(1, clock=clock).connect("test"), clock)
     job = PlannedJob(at_s=0.0, compute_s=0.01, spec=SPEC)
