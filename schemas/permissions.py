@@ -28,7 +28,7 @@ SERVED: Final[Mapping[Service, tuple[str, ...]]] = {
     ),
     "aggregator": ("host", "drop", "migrate", "held", "turns", "copy", "write"),
     "profiler": (),
-    "worker": ("prepare", "start", "stop", "log", "look"),
+    "worker": ("prepare", "start", "stop", "log", "look", "type"),
     "slabd": ("slabs", "evict", "lending"),
     "device": ("map",),
     "bus": (),
@@ -39,7 +39,7 @@ OF_TENANTS: Final[Mapping[str, tuple[str, ...]]] = {
         "submit", "cancel", "rerun", "delete", "pause", "resume", "scale", "get", "list", "usage",
         "policy", "nodes",
     ),
-    "worker": ("log",),
+    "worker": ("log", "type"),
 }  # fmt: skip
 """The verbs that a user of one tenant may ask for, about the tenant's own jobs."""
 _RELAYED: Final[dict[str, tuple[str, ...]]] = {

@@ -68,8 +68,8 @@ SHELLS = {
     "slabd": {"monitor", "sessions", "slabs"},
     "worker": {"accounts", "becoming", "code", "containment", "environment", "gauges", "gone",
                "gpus", "logreader", "permit_server", "ports", "processes", "pruning", "ranklog",
-               "relay", "stacks", "tokens", "traffic", "traffic_program", "venvs", "warm",
-               "warm_program"},
+               "relay", "stacks", "terminal_program", "terminals", "tokens", "traffic",
+               "traffic_program", "venvs", "warm", "warm_program"},
 }  # fmt: skip
 """Modules of each service that do I/O, beside its `shell` and `__main__`. All others are pure."""
 

@@ -209,6 +209,12 @@ LOG_READERS_MAX: Final = 256
 """The most such requests at one worker service; one more is told when to come again."""
 LOG_DRAIN_S: Final = 2.0
 """Seconds to wait, after a rank's end, for what it printed last."""
+TERMINAL_S: Final = 2.0
+"""Seconds within which the program that keeps a terminal takes what was typed."""
+TERMINAL_HERE_S: Final = 10.0
+"""Seconds after which a person who types nothing is still told to be there."""
+TERMINAL_ALONE_S: Final = 120.0
+"""Seconds after which a terminal at which nobody sits hangs up."""
 
 # The Agent library
 AGENT_WAIT_S: Final = 120.0

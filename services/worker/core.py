@@ -43,6 +43,7 @@ from slackwater.schemas.base import (
 )
 from slackwater.schemas.hangs import LookAtRank
 from slackwater.schemas.logs import ReadLog, no_log
+from slackwater.schemas.terminals import TypeIn, no_terminal
 from slackwater.schemas.workers import (
     Prepared,
     PrepareWorkers,
@@ -62,23 +63,23 @@ from slackwater.services.worker.effects import (
     ReportKey,
     ReservationDue,
     SignalRank,
+    TypeAtTerminal,
     WatchRank,
 )
 from slackwater.services.worker.events import (
+    AnswerReady,
     Event,
     Found,
     JobsPruned,
-    LogRead,
     ProcessesFound,
     ProcessExited,
     ProgramLooked,
-    RankSeen,
     RankState,
     RoomLooked,
 )
 from slackwater.services.worker.rank_state import Rank as _Rank
 from slackwater.services.worker.rank_state import Reserved as _Reserved
-from slackwater.services.worker.rank_state import misfit, run, said
+from slackwater.services.worker.rank_state import misfit, run, said, still_reading
 
 STOPPED_S: Final = 60.0
 """Seconds for which an attempt that was told to stop is not begun by an order that comes late: no
@@ -127,10 +128,10 @@ class WorkerCore:
                 return [self._read(token, message, tenant)]
             case Requested(token=token, message=LookAtRank() as message):
                 return [self._look_at(token, message)]
-            case RankSeen(token=token, looked=looked):
-                return [Reply(token, looked)]
-            case LogRead(token=token, piece=piece):
-                return [Reply(token, piece)]
+            case Requested(token=token, message=TypeIn() as message, tenant=tenant):
+                return [self._type(token, message, tenant)]
+            case AnswerReady(token=token, answer=answer):
+                return [Reply(token, answer)]
             case RoomLooked(short=short):
                 self._short = short
                 return [Log("disk.full", {"reason": short}, "warning")] if short else []
@@ -225,8 +226,7 @@ class WorkerCore:
     def _not_now(self, job: JobId, attempt: int) -> Refused | None:
         """Say why nothing of the attempt is begun at this moment."""
         if not self._ready:
-            reason = "the worker service is still reading what runs here"
-            return Refused(reason=reason, retry_after_s=limits.RETRY_WAIT_S_MIN)
+            return still_reading()
         if self._draining:
             return Refused(reason=f"{self._node} drains", retry_after_s=1.0)
         for former in self._with("running", job):
@@ -348,8 +348,7 @@ class WorkerCore:
 
     def _read(self, token: int, message: ReadLog, tenant: str) -> Effect:
         if not self._ready:
-            reason = "the worker service is still reading what runs here"
-            return Reply(token, Refused(reason=reason, retry_after_s=limits.RETRY_WAIT_S_MIN))
+            return Reply(token, still_reading())
         rank = self._ranks.get((JobId(message.job), message.rank))
         if rank is None:
             return Reply(token, Refused(reason=no_log(self._node, message)))
@@ -362,6 +361,17 @@ class WorkerCore:
             return Reply(token, Refused(reason=reason))
         return LookAtProcesses(token, rank.job, rank.rank, rank.attempt)
 
+    def _type(self, token: int, message: TypeIn, tenant: str) -> Effect:
+        if not self._ready:
+            return Reply(token, still_reading())
+        rank = self._ranks.get((JobId(message.job), message.rank))
+        if rank is None or rank.state != "running":
+            return Reply(token, Refused(reason=no_terminal(self._node, message)))
+        if message.attempt not in (None, rank.attempt):
+            reason = f"job {message.job}, rank {message.rank} was started again meanwhile"
+            return Reply(token, Refused(reason=reason, code=CONFLICT))
+        return TypeAtTerminal(token, message, tenant, rank.attempt)
+
     @staticmethod
     def _may_start(known: _Rank | None, attempt: int) -> bool:
         """Say whether the attempt may start: its master has stored how the one before ended."""
@@ -373,8 +383,7 @@ class WorkerCore:
         """Answer once no process is left, so that nobody begins the next run beside this one."""
         which = KillDue(JobId(message.job), message.last_attempt, message.ranks)
         if not self._ready:
-            reason = "the worker service is still reading what runs here"
-            return [Reply(token, Refused(reason=reason, retry_after_s=limits.RETRY_WAIT_S_MIN))]
+            return [Reply(token, still_reading())]
         if not message.ranks:
             self._give_up(which.job, which.last)
             kept = self._stopped_until.items()

@@ -6,6 +6,7 @@ from slackwater.common.base.effects import Action, EffectKey
 from slackwater.schemas.base import JobId
 from slackwater.schemas.gpus import NodeAllocation
 from slackwater.schemas.logs import ReadLog
+from slackwater.schemas.terminals import TypeIn
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,7 @@ class AwaitEnd(Action):
 
 @dataclass(frozen=True, slots=True)
 class ReadRankLog(Action):
-    """`LogRead` follows. `over`: the rank was known to have ended, with `code`, when asked."""
+    """`AnswerReady` follows. `over`: the rank was known to have ended, with `code`, when asked."""
 
     token: int
     asked: ReadLog
@@ -100,11 +101,22 @@ class ReadRankLog(Action):
 
 @dataclass(frozen=True, slots=True)
 class LookAtProcesses(Action):
-    """See where the rank's program stands. `RankSeen` follows."""
+    """See where the rank's program stands. `AnswerReady` follows."""
 
     token: int
     job: JobId
     rank: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class TypeAtTerminal(Action):
+    """Pass on what was typed to a rank that runs. `AnswerReady` follows."""
+
+    token: int
+    asked: TypeIn
+    tenant: str
+    """Type only into a job of this tenant; empty: into anyone's."""
     attempt: int
 
 
@@ -118,6 +130,7 @@ WorkerAction = (
     | AwaitEnd
     | ReadRankLog
     | LookAtProcesses
+    | TypeAtTerminal
 )
 
 

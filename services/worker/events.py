@@ -8,6 +8,7 @@ from slackwater.schemas.base import JobId, Refused
 from slackwater.schemas.gpus import NodeAllocation
 from slackwater.schemas.hangs import RankLooked
 from slackwater.schemas.logs import LogPiece
+from slackwater.schemas.terminals import Typed
 
 RankState = Literal["intended", "running", "exited", "reported"]
 
@@ -57,19 +58,11 @@ class ProcessExited:
 
 
 @dataclass(frozen=True, slots=True)
-class LogRead:
-    """A piece of a rank's log has been read for a request."""
+class AnswerReady:
+    """The shell has found the answer to a request."""
 
     token: int
-    piece: LogPiece | Refused
-
-
-@dataclass(frozen=True, slots=True)
-class RankSeen:
-    """Where a rank's program stands, for a request."""
-
-    token: int
-    looked: RankLooked
+    answer: LogPiece | RankLooked | Typed | Refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +98,7 @@ Event = (
     ShellEvent
     | ProcessesFound
     | ProcessExited
-    | LogRead
-    | RankSeen
+    | AnswerReady
     | JobsPruned
     | RoomLooked
     | ProgramLooked

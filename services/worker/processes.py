@@ -13,7 +13,8 @@ service that was killed finds the rest: `rank<k>.` followed by
     token         digest of what the program shows to the relay (see tokens.py)
     stacks        where its program stood, written when asked (see stacks.py)
     result.json   written by the program (SLACKWATER_RESULT)
-    own           where the program has an account of its own: its home, and its result.json
+    terminal      socket of the program that keeps its terminal (see terminal_program.py)
+    own           where the program has an account of its own: its home, result.json and terminal
     exit          the exit code; where the disk is full, an empty exit-<code> instead
     reported      the master has stored it
 
@@ -65,7 +66,8 @@ exit $code
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _OF_ALL_ATTEMPTS: Final = ("intent.json", "log")
 _OF_AN_ATTEMPT: Final = (
-    "process", "logger", "token", "stacks", "own", "result.json", "exit", "exit-*", "reported",
+    "process", "logger", "token", "stacks", "own", "result.json", "terminal", "exit",
+    "exit-*", "reported",
 )  # fmt: skip
 _LOGGERS: Final[list[subprocess.Popen[bytes]]] = []
 """Children of this process that it must wait for."""
@@ -282,14 +284,14 @@ class RankFiles:
             return '{"error": "the result is not JSON"}'
         return payload.decode()
 
-    def result_path(self) -> Path:
-        """Return where the program leaves its result."""
+    def of_program(self, what: str) -> Path:
+        """Return where the program itself leaves such a file."""
         own = self.path("own")
-        return own / "result.json" if own.is_dir() else self.path("result.json")
+        return own / what if own.is_dir() else self.path(what)
 
     def _written(self) -> bytes:
         """Read what the program wrote there, not what a link of its leads to. Raises OSError."""
-        path = self.result_path()
+        path = self.of_program("result.json")
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(descriptor, "rb") as file:
             found, owner = os.fstat(descriptor), path.parent.stat().st_uid
@@ -335,6 +337,16 @@ class RankFiles:
             )  # fmt: skip
         code, result = self.outcome()
         return Found(job, self.rank, "exited", code=code, result=result, attempt=attempt)
+
+
+@dataclass(slots=True)
+class Watched:
+    """A rank that runs, until its end."""
+
+    files: RankFiles
+    identity: Identity
+    child: subprocess.Popen[bytes] | None
+    """None: started by a former life of this service."""
 
 
 def find(state_dir: Path) -> tuple[Found, ...]:

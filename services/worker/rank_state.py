@@ -3,6 +3,7 @@
 import signal
 from dataclasses import dataclass
 
+from slackwater.common.base import limits
 from slackwater.schemas.base import RUN_ATTEMPTS, TOO_MANY, JobId, NodeId, Refused
 from slackwater.schemas.gpus import described
 from slackwater.schemas.job_checks import holds_nul
@@ -66,6 +67,12 @@ def misfit(node: NodeId, message: StartWorkers | PrepareWorkers) -> Refused | No
         return None
     where = described(message.allocation)
     return Refused(reason=f"{node}: job {message.job} has nothing here, but on {where}")
+
+
+def still_reading() -> Refused:
+    """Say that the service does not know yet what runs on its node."""
+    reason = "the worker service is still reading what runs here"
+    return Refused(reason=reason, retry_after_s=limits.RETRY_WAIT_S_MIN)
 
 
 def said(code: int | None) -> int:

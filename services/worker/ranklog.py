@@ -10,6 +10,7 @@ printed is read and dropped: the program does not hear of it.
 """
 
 import os
+import re
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,6 +51,10 @@ _OVERRUN_BYTES: Final = 32 * 64 * 1024
 _LOOKS: Final = 10
 """Attempts to read, since a rotation may come in between; many fit between two rotations."""
 _SCAN_BYTES: Final = 64 * 1024
+_CONTROLS: Final = re.compile(
+    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z^_])|[\x00-\x08\x0b-\x1f\x7f]"
+)
+"""Matches codes that move a terminal's cursor or colour its text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +154,8 @@ class RankLog:
         """Return the last line that says something, cut to LOG_LINE_CHARS."""
         end = self.end()
         text = self._between(max(0, end - limits.LOG_TAIL_BYTES), end).decode(errors="replace")
-        said = (line.strip() for line in reversed(text.split("\n")) if line.strip())
-        return next(said, "")[: limits.LOG_LINE_CHARS]
+        said = (_readable(line) for line in reversed(text.split("\n")))
+        return next(filter(None, said), "")[: limits.LOG_LINE_CHARS]
 
     def _between(self, place: int, end: int) -> bytes:
         found = b""
@@ -185,3 +190,8 @@ class RankLog:
             for entry in os.scandir(self._path.parent)
             if entry.name.startswith(name) and entry.name.removeprefix(name).isdecimal()
         )
+
+
+def _readable(line: str) -> str:
+    """Return what a person sees of a line in the end: a progress bar is drawn over itself."""
+    return _CONTROLS.sub("", line.strip().rpartition("\r")[2]).strip()

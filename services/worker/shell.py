@@ -9,7 +9,6 @@ import subprocess
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -34,6 +33,7 @@ from slackwater.schemas.cluster import WorkerHeartbeat
 from slackwater.schemas.hangs import LookAtRank, RankLooked
 from slackwater.schemas.logs import ReadLog
 from slackwater.schemas.relay import RelayHello
+from slackwater.schemas.terminals import SOCKET, TypeIn, keeps_terminal
 from slackwater.schemas.workers import (
     RESERVED_S,
     PrepareWorkers,
@@ -56,28 +56,37 @@ from slackwater.services.worker.effects import (
     ReadRankLog,
     RunRank,
     SignalRank,
+    TypeAtTerminal,
     WatchRank,
     WorkerAction,
 )
 from slackwater.services.worker.environment import look, rank_environment, short_of_room
 from slackwater.services.worker.events import (
+    AnswerReady,
     JobsPruned,
     ProcessesFound,
     ProcessExited,
     ProgramLooked,
-    RankSeen,
     RoomLooked,
 )
 from slackwater.services.worker.gauges import service_gauges
 from slackwater.services.worker.gone import gone
 from slackwater.services.worker.gpus import LOOK_S as GPU_LOOK_S
 from slackwater.services.worker.gpus import GpuHeld, Inventory, nvidia
-from slackwater.services.worker.logreader import LogReader
+from slackwater.services.worker.logreader import LogReader, until_logged
 from slackwater.services.worker.permit_server import permit_server
 from slackwater.services.worker.ports import KeptPorts
-from slackwater.services.worker.processes import Identity, Intent, RankFiles, asked_memory, find
+from slackwater.services.worker.processes import (
+    Identity,
+    Intent,
+    RankFiles,
+    Watched,
+    asked_memory,
+    find,
+)
 from slackwater.services.worker.pruning import Pruner, Retention
 from slackwater.services.worker.relay import Relay
+from slackwater.services.worker.terminals import Terminals
 from slackwater.services.worker.tokens import is_token, open_ticket
 from slackwater.services.worker.traffic import TrafficWatch
 from slackwater.services.worker.venvs import VenvStore
@@ -92,14 +101,6 @@ CODE_GPU_HELD = 126
 """A rank's exit code where another process holds its GPU: its program was not started."""
 _LAUNCH_S = 10.0
 """From fork to the leader's first file: two milliseconds, on a very busy machine a second."""
-
-
-@dataclass(slots=True)
-class _Watched:
-    files: RankFiles
-    identity: Identity
-    child: subprocess.Popen[bytes] | None
-    """None: started by a former life of this service."""
 
 
 class Processes:
@@ -124,7 +125,7 @@ class Processes:
         self._code = CodeStore(self._state_dir, objects)
         self._venvs = VenvStore(self._state_dir, objects, config.venvs_bytes_max)
         self._ports = KeptPorts()
-        self._watched: dict[tuple[str, int], _Watched] = {}
+        self._watched: dict[tuple[str, int], Watched] = {}
         self._tasks = Tasks(self._failed)
         self._looks = ThreadPoolExecutor(LOOKS_MAX, "look")
         """Looks at users' folders, which may be on a file server that does not answer."""
@@ -264,7 +265,10 @@ class Processes:
 
     def _environment(self, effect: RunRank, files: RankFiles, account: int) -> dict[str, str]:
         venv = self._venvs.folder(effect.venv)
-        made = rank_environment(effect, self._config, self._node, files.result_path(), venv)
+        result = files.of_program("result.json")
+        made = rank_environment(effect, self._config, self._node, result, venv)
+        if keeps_terminal(effect.program):
+            made[SOCKET] = str(files.of_program("terminal").absolute())
         mark = self._containment.environment(effect.job, effect.rank, effect.attempt)
         made |= stacks.environment(files.path("stacks"), made)
         return at_home(made, effect.env, files.path("own"), account) | mark
@@ -341,14 +345,13 @@ class Processes:
         """Look for the rank's processes off the loop: that reads each environment in /proc."""
         await asyncio.to_thread(self._containment.kill, job, rank, attempt)
 
-    async def look_at(self, effect: LookAtProcesses) -> RankSeen:
+    async def look_at(self, effect: LookAtProcesses) -> AnswerReady:
         job, rank, attempt = effect.job, effect.rank, effect.attempt
         pids = await asyncio.to_thread(self._containment.processes_of, job, rank, attempt)
         files = RankFiles(self._state_dir, job, rank, attempt)
         look = await asyncio.to_thread(stacks.look, pids, files.path("stacks"))
-        printed = await asyncio.to_thread(files.log.end)
-        look = msgspec.structs.replace(look, log_bytes=printed)
-        return RankSeen(effect.token, RankLooked(job=job, rank=rank, look=look))
+        look = msgspec.structs.replace(look, log_bytes=await asyncio.to_thread(files.log.end))
+        return AnswerReady(effect.token, RankLooked(job=job, rank=rank, look=look))
 
     async def await_end(self, _: AwaitEnd) -> None:
         await self._tasks.ended()
@@ -358,12 +361,16 @@ class Processes:
         RankFiles(self._state_dir, effect.job, effect.rank, effect.attempt).forget()
         failpoint("worker.forget.after")
 
-    # Tokens ---------------------------------------------------------------------------------------
+    # Owners of processes --------------------------------------------------------------------------
 
     def _known(self, hello: RelayHello, pid: int, uid: int) -> bool:
         who = hello.job, hello.rank, hello.attempt
         known = is_token(RankFiles(self._state_dir, *who), hello.token, uid)
-        return known and self._containment.holds(pid, *who)
+        return known and self.holds(pid, *who)
+
+    def holds(self, pid: int, job: str, rank: int, attempt: int) -> bool:
+        """Tell whether the process is one of the rank's."""
+        return self._containment.holds(pid, job, rank, attempt)
 
     # A process's life -----------------------------------------------------------------------------
 
@@ -384,7 +391,7 @@ class Processes:
         identity = await self._identified(files, child)
         due = self._starting.pop((files.job, files.rank), None)
         if identity is not None:
-            watched = _Watched(files, identity, child)
+            watched = Watched(files, identity, child)
             self._watched[files.job, files.rank] = watched
             if due is not None:
                 self.signal(SignalRank(JobId(files.job), files.rank, kill=due))
@@ -396,7 +403,7 @@ class Processes:
         self._venvs.release((files.job, files.rank, files.attempt))
         if child is not None:
             child.wait()
-        await _logged(files)
+        await until_logged(files)
         code, result = files.outcome()
         if code in (None, -signal.SIGKILL) and self._memory_kills.rose():
             code = -signal.SIGKILL
@@ -435,16 +442,6 @@ class Processes:
         return identity
 
 
-async def _logged(files: RankFiles) -> None:
-    """Returns once what the rank printed is in its log. Who left its group may print for ever."""
-    loop = asyncio.get_running_loop()
-    until_s = loop.time() + limits.LOG_DRAIN_S
-    while not files.logged():
-        if loop.time() > until_s:
-            return
-        await asyncio.sleep(_POLL_S)
-
-
 def definition(config: WorkerConfig, world: World) -> ServiceDefinition:
     node = NodeId(config.node or config.id)
     core = WorkerCore(node, config.slots, config.stop_grace_s, config.keep_jobs)
@@ -454,6 +451,7 @@ def definition(config: WorkerConfig, world: World) -> ServiceDefinition:
     cores = config.cores or float(len(os.sched_getaffinity(0)))
     memory_bytes = config.memory_bytes or cgroup.memory_bytes()
     logs = LogReader(node, Path(config.state_dir))
+    terminals = Terminals(node, Path(config.state_dir), processes.holds, logs.typed)
 
     async def opened(port: Port) -> None:
         logs.stopping = port.stopping
@@ -478,6 +476,7 @@ def definition(config: WorkerConfig, world: World) -> ServiceDefinition:
             "stop": StopWorkers,
             "log": ReadLog,
             "look": LookAtRank,
+            "type": TypeIn,
         },
         concurrency={"log": limits.LOG_READERS_MAX},
         handlers=handlers(
@@ -491,6 +490,7 @@ def definition(config: WorkerConfig, world: World) -> ServiceDefinition:
             on(AwaitEnd, processes.await_end),
             on(ReadRankLog, logs.read),
             on(LookAtProcesses, processes.look_at),
+            on(TypeAtTerminal, terminals.type),
         ),
         heartbeat=heartbeat,
         service_gauges=partial(service_gauges, config, core, inventory, processes),

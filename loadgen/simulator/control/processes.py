@@ -16,11 +16,12 @@ from slackwater.common.shell.definition import Port
 from slackwater.common.shell.effect_runner import handlers, on
 from slackwater.common.shell.world import World
 from slackwater.loadgen.simulator.control.services import Services
-from slackwater.schemas.base import JobId
+from slackwater.schemas.base import JobId, Refused
 from slackwater.schemas.cluster import WorkerHeartbeat
 from slackwater.schemas.gpus import Gpu
 from slackwater.schemas.hangs import RankLook, RankLooked
 from slackwater.schemas.logs import LogPiece
+from slackwater.schemas.terminals import no_terminal
 from slackwater.services.worker.config import WorkerConfig
 from slackwater.services.worker.effects import (
     AwaitEnd,
@@ -31,16 +32,16 @@ from slackwater.services.worker.effects import (
     ReadRankLog,
     RunRank,
     SignalRank,
+    TypeAtTerminal,
     WatchRank,
     WorkerAction,
 )
 from slackwater.services.worker.events import (
+    AnswerReady,
     Found,
-    LogRead,
     ProcessesFound,
     ProcessExited,
     ProgramLooked,
-    RankSeen,
 )
 from slackwater.services.worker.shell import definition as worker_definition
 
@@ -93,6 +94,7 @@ class Processes:
                 on(AwaitEnd, self.await_end),
                 on(ReadRankLog, self.read),
                 on(LookAtProcesses, self.look_at),
+                on(TypeAtTerminal, self.type),
             ),
             on_start=self.start,
             on_stop=self.stop,
@@ -146,14 +148,21 @@ class Processes:
         if rank.started.attempt == effect.attempt:
             rank.state = "reported"
 
-    def look_at(self, effect: LookAtProcesses) -> RankSeen:
+    def look_at(self, effect: LookAtProcesses) -> AnswerReady:
         looked = RankLooked(job=effect.job, rank=effect.rank, look=RankLook(state="S"))
-        return RankSeen(effect.token, looked)
+        return AnswerReady(effect.token, looked)
 
-    def read(self, effect: ReadRankLog) -> LogRead:
+    def read(self, effect: ReadRankLog) -> AnswerReady:
         """Return an empty log: a simulated program prints nothing."""
         asked = effect.asked
-        return LogRead(effect.token, LogPiece(job=asked.job, rank=asked.rank, start=0, ended=True))
+        empty = LogPiece(job=asked.job, rank=asked.rank, start=0, ended=True)
+        return AnswerReady(effect.token, empty)
+
+    def type(self, effect: TypeAtTerminal) -> AnswerReady:
+        """Refuse: a simulated program has no terminal."""
+        return AnswerReady(
+            effect.token, Refused(reason=no_terminal("a simulated node", effect.asked))
+        )
 
 
 def node(

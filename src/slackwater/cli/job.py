@@ -28,6 +28,7 @@ from slackwater.schemas.job_requests import JobInfo
 from slackwater.schemas.job_states import TERMINAL_STATES, WAITING_STATES
 from slackwater.schemas.jobs import JobRecord
 from slackwater.schemas.progress import JobProgress
+from slackwater.schemas.terminals import command_of
 from slackwater.services.master.gangs import last_placed
 
 LABEL: Final = 13
@@ -286,7 +287,7 @@ def _state(record: JobRecord, now_s: float) -> str:
 
 
 def _program(record: JobRecord) -> str:
-    program = record.spec.program
+    program = command_of(record.spec.program)
     if EMULATED in program:
         return "emulated: real messages and bytes, the computing is a wait"
     return shlex.join(program) if program else "started by its user"

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from slackwater.cli import terminal
 from slackwater.cli.elastic_program import (
     ChooseHosts,
     Hosts,
@@ -61,6 +62,7 @@ from slackwater.console.where import resolve
 from slackwater.schemas.base import WORKERS_MAX
 from slackwater.schemas.job_states import TERMINAL_STATES
 from slackwater.schemas.jobs import JobSpec
+from slackwater.schemas.terminals import in_terminal, keeps_terminal
 
 PROGRESS_S: Final = 10.0
 """Seconds between two lines that say how far it is."""
@@ -105,6 +107,12 @@ def launch(
     recover: Recover = "partial",
     env: Env = None,
     id: Id = "",
+    pty: Annotated[
+        bool,
+        typer.Option(
+            "--pty", help="Sit at the terminal of the program, as of a shell: -- bash. One process."
+        ),
+    ] = False,
     url: Url = None,
     json: Json = False,
 ) -> None:
@@ -112,8 +120,8 @@ def launch(
 
     For example: `slackwater launch --workers 2 -- python train.py`. The program may be any that
     torchrun starts. `slackwater launch app.py --hosts 2:8` runs an elastic program, whose hosts
-    come and go. On the cluster that is up, else on one that starts and ends with this command.
-    Ctrl-C cancels the job.
+    come and go, `slackwater launch --pty --gpus 1 -- bash` a shell where the GPU is. On the cluster
+    that is up, else on one that starts and ends with this command. Ctrl-C cancels the job.
     """
     with reported():
         options = {**locals()}
@@ -123,9 +131,9 @@ def launch(
         here = _has_none(url)
     if here:
         with reported():
-            code = asyncio.run(_on_its_own(spec, json))
+            code = asyncio.run(_on_its_own(spec, json, pty))
     else:
-        code = with_client(url, lambda client: _on_this(client, spec, json, app is not None, id))
+        code = with_client(url, lambda client: _on_this(client, spec, options, app is not None))
     if code:
         raise typer.Exit(code)
 
@@ -150,6 +158,8 @@ def _spec(
         raise Usage(f"{what} comes after --: slackwater launch -- {given or 'python train.py'}")
     if options["id"]:
         an_id("--id", options["id"])
+    if options["pty"]:
+        _check_pty(options, app)
     fields: dict[str, Any] = {
         "id": options["id"] or new_id(None, program),
         "program": program,
@@ -167,7 +177,29 @@ def _spec(
     fields |= saving(options)
     if app is not None:
         fields |= elastic_fields(options, fields["env"])
+    if options["pty"]:
+        fields |= _at_terminal(fields["program"], fields["env"])
     return checked(fields)
+
+
+def _check_pty(options: dict[str, Any], app: tuple[str, ...] | None) -> None:
+    """Raises Usage."""
+    if app is not None:
+        raise Usage(
+            "--pty: an elastic program has hosts that come and go; a command has a terminal"
+        )
+    leave = {"workers": (None, 1), "restarts": (0,), "json": (False,)}
+    for name, may in leave.items():
+        if options[name] not in may:
+            raise Usage(f"--pty: one process, once, for a person: leave --{name} out")
+    terminal.check()
+
+
+def _at_terminal(command: tuple[str, ...], env: dict[str, str]) -> dict[str, Any]:
+    """Return the fields of a job whose command runs in a terminal of this one's size."""
+    kind = {"TERM": os.environ.get("TERM", "xterm")}
+    program = in_terminal(command, terminal.size(), limits.TERMINAL_ALONE_S)
+    return {"program": program, "workers": 1, "preemptible": False, "env": kind | env}
 
 
 def _has_none(url: str | None) -> bool:
@@ -180,7 +212,7 @@ def _has_none(url: str | None) -> bool:
     return False
 
 
-async def _on_its_own(spec: JobSpec, json: bool) -> int:
+async def _on_its_own(spec: JobSpec, json: bool, pty: bool) -> int:
     count = whole_cores(1.0)
     options = ClusterOptions(controllers=controllers_for(count), aggregators=count)
     begun_s = time.monotonic()
@@ -189,16 +221,28 @@ async def _on_its_own(spec: JobSpec, json: bool) -> int:
         err.print(f"no cluster is up: this run has one of its own, ready after {took_s:.1f} s")
         async with connect(cluster.url, "slackwater-launch") as client:
             patient = client.patient()
-            return await attended(patient, spec, json)
+            return await attended(patient, spec, json, pty)
 
 
-async def _on_this(client: Client, spec: JobSpec, json: bool, elastic: bool, given: str) -> int:
-    if elastic and not given:
+async def _on_this(client: Client, spec: JobSpec, options: dict[str, Any], elastic: bool) -> int:
+    if elastic and not options["id"]:
         spec = await named_after_its_file(client, spec)
-    return await attended(client, spec, json)
+    if options["pty"] and options["id"]:
+        spec = await _the_one_that_runs(client, spec)
+    return await attended(client, spec, options["json"], options["pty"])
 
 
-async def attended(client: Client, spec: JobSpec, json: bool) -> int:
+async def _the_one_that_runs(client: Client, spec: JobSpec) -> JobSpec:
+    """Return the terminal's job of this id that has not ended, whatever size its window had."""
+    try:
+        known = await client.job(spec.id)
+    except Rejected:  # There is none.
+        return spec
+    runs = known.state not in TERMINAL_STATES and keeps_terminal(known.spec.program)
+    return known.spec if runs else spec
+
+
+async def attended(client: Client, spec: JobSpec, json: bool, pty: bool = False) -> int:
     """Submit the job, stay with it, and return its exit code. Interrupted, it is cancelled. Raises
     Rejected where a job of this id has ended: its output would pass for that of this run."""
     known = await client.submit(spec)
@@ -206,9 +250,13 @@ async def attended(client: Client, spec: JobSpec, json: bool) -> int:
         raise Rejected(said(spec, known))
     telling = asyncio.create_task(_tell(client, spec.id))
     try:
-        await follow(client, spec, json)
+        if pty:
+            telling.cancel()
+            await terminal.sit(client, spec, new=known is None)
+        else:
+            await follow(client, spec, json)
         await until(client, [spec.id], "ended", 0.0)
-    except asyncio.CancelledError:
+    except (asyncio.CancelledError, terminal.Left):
         err.print(f"job {spec.id} is cancelled", markup=False)
         with suppress(SlackwaterError):
             await client.cancel(spec.id)

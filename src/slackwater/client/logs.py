@@ -3,20 +3,21 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from slackwater.common.base import codec, limits
 from slackwater.common.base.errors import Rejected, Retryable, SlackwaterError, Unavailable
 from slackwater.common.bus.base import Delivery
 from slackwater.common.shell.client import Client
 from slackwater.schemas import subjects
-from slackwater.schemas.base import NodeId, Refused
+from slackwater.schemas.base import Message, NodeId, Refused
 from slackwater.schemas.cluster import WorkerHeartbeat
 from slackwater.schemas.job_states import TERMINAL_STATES
 from slackwater.schemas.jobs import JobRecord
 from slackwater.schemas.logs import LogPiece, ReadLog
 from slackwater.services.master.gangs import last_placed, node_of, processes
 
+M = TypeVar("M", bound=Message)
 LOOK_S: Final = 1.0
 HEARD_S: Final = 2.5
 """Seconds to wait for a heartbeat, which worker services send every second."""
@@ -201,7 +202,7 @@ async def _over(client: Client, record: JobRecord, rank: int) -> bool:
 
 
 class Worker:
-    """Asks the worker service of a rank's machine for its log."""
+    """Asks the worker service of a rank's machine about it."""
 
     def __init__(self, client: Client, record: JobRecord, rank: int, note: Note = unnoted) -> None:
         self._client, self._record, self._rank = client, record, rank
@@ -230,9 +231,17 @@ class Worker:
             job=self._record.spec.id, rank=self._rank, offset=place, tail=max(tail, 0),
             wait_s=wait_s,
         )  # fmt: skip
+        return await self.asked("log", asked, LogPiece, patient, again=not patient)
+
+    async def asked(
+        self, verb: str, message: Message, kind: type[M], patient: bool, again: bool = True
+    ) -> M:
+        """Ask the service; `patient`: until it answers; not `again`: its answer takes long on
+        purpose. Raises Unavailable, Rejected."""
         while True:
+            subject = self._client.subject("worker", self._id, verb)
             try:
-                return await self._client.ask(self._subject(), asked, LogPiece, again=not patient)
+                return await self._client.ask(subject, message, kind, again=again)
             except SlackwaterError as error:
                 if not self._heard and await self._hear():
                     continue
@@ -243,9 +252,6 @@ class Worker:
             if not self._told:
                 self._told = True
                 self._note(f"{self._away()}; waiting for it")
-
-    def _subject(self) -> str:
-        return self._client.subject("worker", self._id, "log")
 
     def _away(self) -> Unavailable:
         return Unavailable(

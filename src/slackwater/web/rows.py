@@ -19,6 +19,7 @@ from slackwater.schemas.memory import DeviceHeartbeat, SlabdHeartbeat
 from slackwater.schemas.progress import JobProgress
 from slackwater.schemas.scheduling import PolicyInfo
 from slackwater.schemas.tenants import TenantInfo
+from slackwater.schemas.terminals import command_of
 from slackwater.schemas.usage import UsageSums
 
 Row = dict[str, Any]
@@ -58,7 +59,7 @@ def job(record: JobRecord, progress: JobProgress | None) -> Row:
 
 def program(record: JobRecord) -> str:
     """Name what a job runs, as far as lists of jobs tell it."""
-    words = record.spec.program
+    words = command_of(record.spec.program)
     if not words:
         return ""
     return "emulated" if EMULATED in words else " ".join(words)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pexpect
 import pytest
 
 from slackwater.common.base import codec
@@ -75,6 +76,22 @@ def test_a_submission_belongs_to_the_tenant_of_its_user(cluster: Cluster) -> Non
     assert cluster.json("job", "red1", user="tenant-red")["spec"]["tenant"] == "red"
     code, said = cluster.run("logs", "red1", user="tenant-red")
     assert (code, "hello" in said) == (0, True), said
+
+
+def test_a_terminal_is_of_the_tenant_of_its_user(cluster: Cluster) -> None:
+    url = cluster.url("tenant-red")
+    child = pexpect.spawn(
+        sys.executable,
+        ["-m", "slackwater.cli.main", "launch", "--pty", "--id", "red-at", "--", "sh"],
+        env={**cluster.environment, "SLACKWATER_URL": url}, timeout=60, encoding="utf8",
+    )  # fmt: skip
+    child.expect("ends it")
+    child.sendline("echo at-$SLACKWATER_JOB; exit 4")
+    child.expect("at-red-at")
+    child.expect(pexpect.EOF)
+    child.close()
+    assert child.exitstatus == 4
+    assert cluster.json("job", "red-at", user="tenant-red")["spec"]["tenant"] == "red"
 
 
 def test_jobs_of_other_tenants_are_unknown(cluster: Cluster) -> None:

@@ -176,6 +176,9 @@ sw.spent = (life, states, endS) => life.stretches
   .filter(([state]) => states.includes(state))
   .reduce((sum, [, fromS, toS]) => sum + Math.max(0, (toS ?? endS) - fromS), 0);
 
+/** Codes that move a terminal's cursor or colour its text. */
+sw.CONTROLS = /\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z^_])|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]/g;
+
 /** Show the log of a rank, and what it prints from then on. */
 sw.logView = (id) => {
   const text = sw.h("pre", { class: "log", tabindex: "0", "aria-label": "log" });
@@ -204,7 +207,7 @@ sw.logView = (id) => {
       next = piece.next;
       if (!text.textContent) text.dataset.empty = "nothing is printed yet";
       if (piece.text) {
-        const whole = text.textContent + piece.text;
+        const whole = text.textContent + piece.text.replace(sw.CONTROLS, "");
         text.textContent = whole.slice(-sw.LOG_CHARS_MAX);
         if (follow.checked) text.scrollTop = text.scrollHeight;
         again = 0;

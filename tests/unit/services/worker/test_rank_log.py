@@ -108,6 +108,20 @@ def test_a_tail_goes_back_over_many_blocks(tmp_path: Path) -> None:
     assert log.tail(4) == log.tail(400) == 0
 
 
+@pytest.mark.parametrize(
+    ("printed", "seen"),
+    [
+        ("\x1b[31mValueError\x1b[0m: no such file\r\n", "ValueError: no such file"),
+        ("10 %\r20 %\r100 %\n", "100 %"),
+        ("\x1b]0;a title\x07\x1b[?2004lexit\r\n\x1b[?2004h", "exit"),
+        ("well\n\x00\x07\n", "well"),
+    ],
+)
+def test_the_last_line_is_what_a_person_sees_of_it(tmp_path: Path, printed: str, seen: str) -> None:
+    log = parts(tmp_path, printed.encode())
+    assert log.last_line() == seen
+
+
 def test_a_rank_without_a_log_has_printed_nothing(tmp_path: Path) -> None:
     log = RankLog(tmp_path / "nowhere" / "rank0.log")
     assert (log.end(), log.tail(10), log.last_line(), log.newest()) == (0, 0, "", (0, 0))

@@ -19,8 +19,9 @@ from slackwater.common.base.effects import (
     StartTimer,
     TimerFired,
 )
-from slackwater.schemas.base import RUN_ATTEMPTS, JobId, NodeId, Ok, Refused
+from slackwater.schemas.base import CONFLICT, RUN_ATTEMPTS, JobId, NodeId, Ok, Refused
 from slackwater.schemas.logs import LogPiece, ReadLog
+from slackwater.schemas.terminals import TypeIn
 from slackwater.schemas.workers import PrepareWorkers, StartWorkers, StopWorkers, WorkerExited
 from slackwater.services.worker.core import WorkerCore
 from slackwater.services.worker.effects import (
@@ -31,12 +32,13 @@ from slackwater.services.worker.effects import (
     ReportKey,
     RunRank,
     SignalRank,
+    TypeAtTerminal,
     WatchRank,
 )
 from slackwater.services.worker.events import (
+    AnswerReady,
     Found,
     JobsPruned,
-    LogRead,
     ProcessesFound,
     ProcessExited,
     RoomLooked,
@@ -222,9 +224,38 @@ def test_a_log_is_read_of_ranks_that_ran_here_and_of_no_others() -> None:
     (read,) = worker.step(Requested(3, asked), 2.0)
     assert read == ReadRankLog(3, asked, "", attempt=0, over=True, code=3)
     piece = LogPiece(job="j1", rank=1, start=0, data=b"why\n", end=4, ended=True, code=3)
-    assert worker.step(LogRead(3, piece), 2.0) == [Reply(3, piece)]
+    assert worker.step(AnswerReady(3, piece), 2.0) == [Reply(3, piece)]
     refusal = worker.step(Requested(4, ReadLog(job="j2", rank=0)), 2.0)
     assert refusal == [Reply(4, Refused(reason="n1 has no log of job j2, rank 0"))]
+
+
+def test_what_is_typed_goes_to_the_process_that_it_is_meant_for() -> None:
+    worker = core()
+    typed = TypeIn(job="j1", rank=1, attempt=0, place=3, data=b"ls\n")
+    refusal = worker.step(Requested(1, typed), 1.0)
+    assert refusal == [Reply(1, Refused(reason="n1 runs no terminal of job j1, rank 1"))]
+    worker.step(Requested(2, START), 1.0)
+    (passed,) = worker.step(Requested(3, typed, "blue"), 1.0)
+    assert passed == TypeAtTerminal(3, typed, "blue", attempt=0)
+    worker.step(ProcessExited(J1, 1, 3, "why"), 2.0)
+    again = StartWorkers(job="j1", ranks=(1,), workers=2, program=START.program, attempts=(1,))
+    worker.step(Requested(4, again), 3.0)
+    (reply,) = worker.step(Requested(5, typed), 3.0)
+    assert isinstance(reply, Reply)
+    assert isinstance(reply.message, Refused)
+    assert (reply.message.code, reply.message.reason) == (
+        CONFLICT, "job j1, rank 1 was started again meanwhile",
+    )  # fmt: skip
+    (passed,) = worker.step(Requested(6, TypeIn(job="j1", rank=1)), 3.0)
+    assert passed == TypeAtTerminal(6, TypeIn(job="j1", rank=1), "", attempt=1)
+
+
+def test_before_it_knows_what_runs_nothing_is_typed() -> None:
+    worker = WorkerCore(NodeId("n1"), 4, 1.0, keep_jobs=False)
+    (reply,) = worker.step(Requested(1, TypeIn(job="j1", rank=0)), 1.0)
+    assert isinstance(reply, Reply)
+    assert isinstance(reply.message, Refused)
+    assert reply.message.retry_after_s > 0
 
 
 def test_ranks_of_jobs_whose_files_are_gone_are_forgotten() -> None:
