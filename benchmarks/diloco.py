@@ -6,8 +6,11 @@ and managers. Both exchange the whole model, as float32, every `--every` steps; 
 Compared: the seconds that an exchange adds to the steps, and the parameters at the end. The floor
 is the copies of the model that an exchange cannot do without: each worker's out and in.
 
+Then the same model is trained with changes of fewer bits: how much more is lost at the end, and how
+many bytes a worker sends.
+
     python benchmarks/diloco.py [--width 512] [--every 10] [--exchanges 6] [--fragments 2]
-        [--rounds 3] [--json FILE]
+        [--layers 8] [--rounds 3] [--json FILE]
 
 torchft is not among the packages that are installed: `pip install torchft==0.2.0`.
 """
@@ -37,13 +40,15 @@ from slackwater.schemas.jobs import JobSpec
 WORKERS = 2
 DIFFERENCE_MAX = 1e-5
 RATIO_GOAL = 1.0
-LAYERS = 8
+LOSS_GOAL = 1.02
+FEWER_BITS = ("bfloat16", "int8")
+LEARNED_EXCHANGES = 100
 
 
-def made(width: int) -> torch.nn.Sequential:
+def made(width: int, depth: int) -> torch.nn.Sequential:
     torch.manual_seed(5)
     layers: list[torch.nn.Module] = []
-    for _ in range(LAYERS):
+    for _ in range(depth):
         layers += [torch.nn.Linear(width, width), torch.nn.Tanh()]
     return torch.nn.Sequential(*layers)
 
@@ -62,29 +67,36 @@ def optimizers(model: torch.nn.Module) -> tuple[torch.optim.Optimizer, torch.opt
 
 def train(model: Any, step: Any, rank: int, steps: int, width: int) -> dict[str, Any]:
     """Train, and return each step's seconds and the parameters at the end."""
-    seconds = []
+    seconds, losses = [], []
     for number in range(steps):
         drawn = torch.Generator().manual_seed(1000 * rank + number)
         inputs = torch.randn(16, width, generator=drawn)
         begun_s = time.perf_counter()
         model.zero_grad()
-        torch.nn.functional.mse_loss(model(inputs), inputs.roll(1, 1)).backward()
+        loss = torch.nn.functional.mse_loss(model(inputs), inputs.roll(1, 1))
+        loss.backward()
         step()
         seconds.append(time.perf_counter() - begun_s)
+        losses.append(loss.item())
     flat = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
-    return {"seconds": seconds, "parameters": flat.numpy().tobytes().hex()}
+    lost = statistics.fmean(losses[-steps // 5 :])
+    return {"seconds": seconds, "loss": lost, "parameters": flat.numpy().tobytes().hex()}
 
 
 def ours(options: Any, rank: int) -> dict[str, Any]:
     from slackwater.torch import DiLoCo
 
-    model = made(options.width)
+    model = made(options.width, options.layers)
     inner, outer = optimizers(model)
     optimizer = DiLoCo(
-        model, inner, outer, sync_every=options.every, gradient_dtype="float32",
+        model, inner, outer, sync_every=options.every, gradient_dtype=options.dtype,
         fragments=halves(model, options.fragments),
     )  # fmt: skip
     found = train(model, optimizer.step, rank, options.every * options.exchanges, options.width)
+    buckets = optimizer.agent._buckets
+    found["sent_bytes"] = sum(
+        bucket.bytes_of(at) for bucket in buckets for at in range(len(bucket.tensors))
+    )
     optimizer.close()
     return found
 
@@ -98,7 +110,7 @@ def theirs(options: Any, rank: int) -> dict[str, Any]:
     from torchft.process_group import ProcessGroupGloo
 
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    model = made(options.width)
+    model = made(options.width, options.layers)
     inner, _ = optimizers(model)
     parts = halves(model, options.fragments)
     outers = [optimizers(part)[1] for part in parts]
@@ -126,12 +138,12 @@ def program(options: Any) -> None:
 
 def words_of(options: Any, worker: str, out: str, *more: str) -> list[str]:
     shape = [f"--{name}={getattr(options, name)}" for name in
-             ("width", "every", "exchanges", "fragments")]  # fmt: skip
+             ("width", "layers", "every", "exchanges", "fragments", "dtype")]  # fmt: skip
     return [sys.executable, str(Path(__file__).resolve()), "--worker", worker, "--out", out,
             *shape, *more]  # fmt: skip
 
 
-async def run_ours(options: Any, client: AsyncClient, out: str, number: int) -> None:
+async def run_ours(options: Any, client: AsyncClient, out: str, number: int | str) -> None:
     id = f"apart-{number}"
     program = tuple(words_of(options, "ours", out))
     await client.submit(JobSpec(id=id, program=program, workers=WORKERS, servers=1))
@@ -176,13 +188,47 @@ def read(out: str, worker: str, options: Any) -> tuple[float, np.ndarray]:
 
 def floor_s(options: Any) -> float:
     """Return the seconds of copying the model twice."""
-    source = np.ones(sum(p.numel() for p in made(options.width).parameters()), np.float32)
+    source = np.ones(
+        sum(p.numel() for p in made(options.width, options.layers).parameters()), np.float32
+    )
     target = np.empty_like(source)
     np.copyto(target, source)
     begun_s = time.perf_counter()
     np.copyto(target, source)
     np.copyto(source, target)
     return time.perf_counter() - begun_s
+
+
+async def with_fewer_bits(options: Any) -> list[Row]:
+    """Train the same with changes of each dtype."""
+    loss, sent_bytes = {}, {}
+    cluster_options = ClusterOptions(controllers=1, aggregators=1)
+    async with (
+        EmbeddedCluster(cluster_options) as cluster,
+        AsyncClient.connect(cluster.url) as client,
+    ):
+        for dtype in ("float32", *FEWER_BITS):
+            asked = argparse.Namespace(**vars(options))
+            asked.dtype, asked.exchanges = dtype, LEARNED_EXCHANGES
+            asked.width, asked.layers = 64, 2
+            with tempfile.TemporaryDirectory() as out:
+                await run_ours(asked, client, out, dtype)
+                found = json.loads((Path(out) / "ours-0.json").read_text())
+            loss[dtype], sent_bytes[dtype] = found["loss"], found["sent_bytes"]
+            print(f"{dtype}: {loss[dtype]:.6f} lost, {sent_bytes[dtype] / 1e3:.0f} kB an exchange")
+    rows: list[Row] = []
+    for dtype in FEWER_BITS:
+        rows += [
+            Figure(
+                f"loss, changes in {dtype}", loss[dtype], loss["float32"], "1", "float32",
+                LOSS_GOAL, lower_is_better=True,
+            ),
+            Figure(
+                f"sent in an exchange, {dtype}", sent_bytes[dtype] / 1e3,
+                sent_bytes["float32"] / 1e3, "kB", "float32", 0.51, lower_is_better=True,
+            ),
+        ]  # fmt: skip
+    return rows
 
 
 async def measured(options: Any) -> list[Row]:
@@ -224,11 +270,12 @@ async def measured(options: Any) -> list[Row]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     for name, default in (("width", 512), ("every", 10), ("exchanges", 6), ("fragments", 2),
-                          ("rounds", 3)):  # fmt: skip
+                          ("layers", 8), ("rounds", 3)):  # fmt: skip
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--worker", choices=("ours", "theirs"))
     parser.add_argument("--rank", type=int)
     parser.add_argument("--lighthouse", default="")
+    parser.add_argument("--dtype", default="float32")
     parser.add_argument("--out", default="")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -240,6 +287,7 @@ def main() -> None:
         rows: list[Row] = [Skipped("DiLoCo beside torchft", why)]
     else:
         rows = asyncio.run(measured(options))
+    rows += asyncio.run(with_fewer_bits(options))
     show("DiLoCo, two workers", rows)
     if options.json:
         write_json(options.json, "python benchmarks/diloco.py", rows)

@@ -42,6 +42,8 @@ SLICE_ELEMENTS: Final = 65_536
 GRADIENT_SCALE: Final = np.float32(0.01)
 USAGE_EXIT: Final = 64
 _RULES: Final = tuple(name for name, rule in RULES.items() if not rule.sums)
+_DTYPES: Final = tuple(dtype for dtype in get_args(DType) if dtype != "int8")
+"""Blocks of int8 are of a bucket, and a replay goes tensor by tensor."""
 _SLEEP_S_MIN: Final = 2e-4
 _INITIAL: Final = 2**20
 """The `worker` under which initial parameters are drawn."""
@@ -209,7 +211,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--iterations", type=int, required=True)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--hurry-after", type=int, default=0, help="compute nothing from then on")
-    parser.add_argument("--gradient-dtype", choices=get_args(DType), default="float32")
+    parser.add_argument("--gradient-dtype", choices=_DTYPES, default="float32")
     parser.add_argument("--update", choices=_RULES, default="sgd")
     parser.add_argument("--learning-rate", type=float, default=UpdateRule().learning_rate)
     parser.add_argument("--servers", type=int, default=1, help="asked for, if not submitted")

@@ -28,7 +28,7 @@ from slackwater.schemas.job_states import JobState
 from slackwater.schemas.jobs import JobRecord, JobSpec
 from slackwater.schemas.progress import JobProgress, ProgramProgress, TuningPoint
 from slackwater.schemas.tenants import Tenant
-from slackwater.schemas.tensors import TensorSpec, UpdateRule, check_elements
+from slackwater.schemas.tensors import DType, TensorSpec, UpdateRule, check_elements
 
 Address = Annotated[str, msgspec.Meta(max_length=259)]
 
@@ -112,6 +112,8 @@ class RegisterJob(Message, kw_only=True, frozen=True, tag="job.register"):
     noise: bool = False
     virtual_ranks: VirtualRanks = 0
     """The program's; it counts where the submitted spec has none."""
+    gradient_dtype: DType | None = None
+    """The program's; it counts where the submitted spec has the default one."""
 
     def __post_init__(self) -> None:
         check_elements(self.tensors)

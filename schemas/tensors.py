@@ -7,7 +7,9 @@ import msgspec
 
 from slackwater.schemas.base import Count, Record
 
-DType = Literal["float32", "float16", "bfloat16"]
+DType = Literal["float32", "float16", "bfloat16", "int8"]
+"""The numbers that gradients travel as. int8: 8 bits each, and a power of two for 32 of them
+(common/domains/slots/packed.py)."""
 ELEMENTS_MAX: Final = 2**42
 """Elements of a tensor, and of a job: slots and states of 64 workers then fit 64 bits of bytes."""
 Extent = Annotated[int, msgspec.Meta(ge=1, le=ELEMENTS_MAX)]

@@ -192,8 +192,9 @@ class Orders:
             await self._load(plan, workers)
 
     async def _load(self, plan: JobPlan, folded: int) -> None:
+        device = self._regions.device_of(plan)
         await self._off_loop(
-            warm, plan.update.name, plan.gradient_dtype, folded, self._regions.device, plan.noise
+            warm, plan.update.name, plan.gradient_dtype, folded, device, plan.noise
         )
 
     async def _load_kernels(self) -> None:

@@ -259,10 +259,15 @@ class Regions:
             raise
         return made
 
+    def device_of(self, plan: JobPlan) -> Device | None:
+        """Return the device that holds and folds the job's buckets; None: this CPU does, also
+        those of int8, of which devices know nothing."""
+        return None if plan.gradient_dtype == "int8" else self.device
+
     def _make(self, plan: JobPlan, layout: BucketLayout, tensors: Tensors, epoch: int) -> Held:
-        if self.device is not None:
+        if (device := self.device_of(plan)) is not None:
             on_device, there = make_region(
-                self.device, plan, layout, tensors, epoch, self._aggregator, pin=self._pin
+                device, plan, layout, tensors, epoch, self._aggregator, pin=self._pin
             )
             return Held(on_device, there, region_name(on_device, there))
         nbytes = SlotRegion.nbytes_of(plan, layout, tensors)
@@ -287,8 +292,8 @@ class Regions:
         """Return the memory that we fold from now on: a copy on our device, where there is one with
         room; the region itself, mapped before its first fold, which would be charged for the
         faults."""
-        if self.device is not None:
-            load = partial(load_region, self.device, held.region, pin=self._pin)
+        if (device := self.device_of(held.slots.plan)) is not None:
+            load = partial(load_region, device, held.region, pin=self._pin)
             try:
                 region, slots = await self._off_loop(load)
                 return Held(region, slots, region_name(region, slots))

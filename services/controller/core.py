@@ -249,7 +249,8 @@ class Controller:
     def _record(self, message: PlaceJob, now_s: float) -> JobPlacement:
         spec = message.spec
         synchronous = spec.consistency == "synchronous"
-        divide_bytes = self.state.config.divide_bytes if synchronous else 0
+        divides = synchronous and spec.gradient_dtype != "int8"  # Blocks are of whole buckets.
+        divide_bytes = self.state.config.divide_bytes if divides else 0
         plan = JobPlan(
             job=JobId(spec.id),
             workers=spec.virtual_ranks or max(spec.workers, spec.workers_bounds[1]),

@@ -117,6 +117,7 @@ def register(state: State, token: int, message: RegisterJob, now_s: float) -> No
     if not job.tensors:
         job.tensors, job.update, job.noise = message.tensors, message.update, message.noise
         job.virtual_ranks = message.virtual_ranks
+        job.gradient_dtype = message.gradient_dtype or "float32"
         _learn(state, job, now_s)
     if job.placed:
         state.reply(token, _registered(job))

@@ -20,7 +20,7 @@ from slackwater.schemas.job_states import (
 )
 from slackwater.schemas.jobs import JobRecord, JobSpec
 from slackwater.schemas.progress import JobProgress
-from slackwater.schemas.tensors import TensorSpec, UpdateRule, first_difference
+from slackwater.schemas.tensors import DType, TensorSpec, UpdateRule, first_difference
 from slackwater.schemas.usage import DayUse
 from slackwater.schemas.virtual_ranks import check_virtual_ranks
 from slackwater.services.master.config import MasterConfig
@@ -75,6 +75,8 @@ class Job:
     """Set where its program asks for what tells the gradient noise scale."""
     virtual_ranks: int = 0
     """The number that its program says; 0: it says none."""
+    gradient_dtype: DType = "float32"
+    """The one that its program says."""
     placed: bool = False
     waiting: dict[int, int] = field(default_factory=dict)
     """Token -> rank of registrations that wait for the controller."""
@@ -157,9 +159,9 @@ class Job:
 
     @property
     def spec(self) -> JobSpec:
-        """The job's specification as submitted; rule and virtual ranks are the program's where
-        none were submitted, and squares of gradients are summed where either asks for it. It begins
-        with the mark that it went back to."""
+        """The job's specification as submitted; rule, gradients' dtype and virtual ranks are the
+        program's where none were submitted, and squares of gradients are summed where either asks
+        for it. It begins with the mark that it went back to."""
         spec = self.record.spec
         if self.noise and not spec.noise and spec.consistency == "synchronous":
             spec = msgspec.structs.replace(spec, noise=True)
@@ -169,6 +171,8 @@ class Job:
             spec = msgspec.structs.replace(spec, start_from=self.record.begins_with)
         if self.virtual_ranks and not spec.virtual_ranks:
             spec = msgspec.structs.replace(spec, virtual_ranks=self.virtual_ranks)
+        if spec.gradient_dtype == "float32":
+            spec = msgspec.structs.replace(spec, gradient_dtype=self.gradient_dtype)
         return spec
 
     @property

@@ -1,6 +1,7 @@
 """One element of several slots, as the kernels reckon with it: inlined into their loops.
 
-Gradients' dtypes are told apart by what numba knows: float16 comes as uint16, bfloat16 as int16.
+Gradients' dtypes are told apart by what numba knows: float16 comes as uint16, bfloat16 as int16,
+whole slots of int8 as uint8 (packed.py).
 """
 
 # numba infers the compiled functions' types itself, and its decorators mislead the type checker.
@@ -18,6 +19,7 @@ from numba.core import config
 from numba.extending import intrinsic, overload
 
 from slackwater.common.domains.slots.gradient_squares import EACH, MEAN, SECOND
+from slackwater.common.domains.slots.packed import BLOCK, EXPONENT_MIN, LARGEST, NOT_FINITE
 from slackwater.common.native.compiled import njit
 
 _RECIPROCAL: Final = np.uint32(0x7EF127EA)
@@ -27,7 +29,9 @@ _PART_ELEMENTS: Final = 8 * 1024
 """Squares that are added up in float32: of more, the sum would not be right to a millionth where
 vectors are narrow."""
 _MAGNITUDE: Final = np.uint32(0x7FFFFFFF)
+_INFINITY: Final = np.uint32(0x7F800000)
 _PART: Final = np.uint64(_PART_ELEMENTS)
+_PART_BLOCKS: Final = _PART_ELEMENTS // BLOCK
 
 
 @intrinsic
@@ -250,3 +254,61 @@ def sum_slots(slots, stride, workers, lo, inverse, g, squares, sums):
             _add_more((slots[a : a + n], slots[b : b + n]), factor, g, squares, sums)
         else:
             _add_more((slots[a : a + n],), factor, g, squares, sums)
+
+
+@njit
+def _unit(exponent):
+    """Return the number in which the integers of a block count."""
+    e = np.uint32(exponent)
+    value = np.uint32(np.uint32(e - np.uint32(6)) << np.uint32(23))
+    value = np.uint32(0x7F000000) if e == np.uint32(NOT_FINITE) else value
+    return as_float(np.uint32(0) if e == np.uint32(0) else value)
+
+
+@kernel
+def sum_packed(slots, stride, workers, elements, lo, inverse, g, squares, sums):
+    """Do what `sum_slots` does over slots of int8 that have `elements` each, one at a time."""
+    hi = lo + g.size
+    for rank in range(workers):
+        base, factor = rank * stride, inverse if rank == workers - 1 else np.float32(1)
+        each = np.float32(0)
+        for block in range(lo // BLOCK, (hi + BLOCK - 1) // BLOCK):
+            unit = _unit(slots[base + elements + block])
+            first, end = max(block * BLOCK, lo), min(block * BLOCK + BLOCK, hi)
+            own, out = slots[base + first : base + end], g[first - lo : end - lo]
+            for i in range(own.size):
+                x = np.float32(np.int8(own[i])) * unit
+                out[i] = (x if rank == 0 else out[i] + x) * factor
+                if squares is not None:
+                    at = first - lo + i
+                    squares[at] = x * x if rank == 0 else squares[at] + x * x
+                elif sums is not None:
+                    each = plus(each, x * x)
+            if sums is not None and squares is None and block % _PART_BLOCKS == 0:
+                sums[EACH] += each
+                each = np.float32(0)
+        if sums is not None:
+            sums[EACH] += each
+
+
+@kernel
+def pack_blocks(values, packed):
+    """Pack float32 `values` into a slot of int8."""
+    n = values.size
+    for block in range((n + BLOCK - 1) // BLOCK):
+        first, end = block * BLOCK, min(block * BLOCK + BLOCK, n)
+        own, out = values[first:end], packed[first:end]
+        largest = np.uint32(0)
+        for i in range(own.size):
+            largest = larger(largest, own[i])
+        e = np.uint32(largest >> np.uint32(23))
+        e = np.uint32(0) if e < np.uint32(EXPONENT_MIN) else e
+        packed[n + block] = np.uint8(e)
+        usable = np.uint32(0) < e and e < np.uint32(NOT_FINITE)
+        bits_of_scale = np.uint32(np.uint32(np.uint32(260) - e) << np.uint32(23))
+        scale = as_float(bits_of_scale) if usable else np.float32(0)
+        for i in range(own.size):
+            x = np.rint(own[i] * scale) if usable else np.float32(0)
+            bounded = max(np.float32(-LARGEST), min(np.float32(LARGEST), x))
+            broken = np.uint32(bits(own[i]) & _MAGNITUDE) >= _INFINITY
+            out[i] = np.uint8(LARGEST) if broken else np.uint8(np.int8(bounded))

@@ -21,8 +21,9 @@ from slackwater.common.domains.slots.gradient_squares import (
     BucketSquares,
     FoldSquares,
 )
-from slackwater.common.domains.slots.kernels import KERNEL_DTYPES, Fold, fold_chunk
+from slackwater.common.domains.slots.kernels import SLOT_DTYPES, Fold, fold_chunk
 from slackwater.common.domains.slots.layout import PAGE, PARAMETER_BYTES, ROWS, tensor_at
+from slackwater.common.domains.slots.packed import packed_bytes
 from slackwater.common.domains.slots.region import FoldSpan, SlotRegion
 from slackwater.common.domains.slots.row_kernels import ROW_KERNELS, copy_rows, fold_rows
 from slackwater.common.domains.slots.rows import (
@@ -152,6 +153,8 @@ def _pushed_rows(region: SlotRegion, alone: int | None) -> _Rows | None:
     name, width = region.plan.update.name, width_of(region.tensors)
     if not width or name not in ROW_KERNELS:
         return _Rows(rank, f"a push of some rows, for which a sparse table by {name} has no use")
+    if region.geometry.dtype == "int8":
+        return _Rows(rank, "a push of some rows, which are not sent as int8")
     if region.kernels is not None:
         return _Rows(rank, "a push of some rows, which an aggregator with a device does not fold")
     try:
@@ -186,7 +189,7 @@ def _fold_rows(
             np.copyto(new, old)
     if between is not None:
         between()
-    rule, values = region.plan.update.name, pushed.values.view(KERNEL_DTYPES[geometry.dtype])
+    rule, values = region.plan.update.name, pushed.values.view(SLOT_DTYPES[geometry.dtype])
     clean = fold_rows(rule, pushed.numbers, pushed.width, values, buffers, k)
     region.lacking = Lacking(version + 1, region.location_epoch, pushed.numbers)
     return clean
@@ -268,7 +271,7 @@ def _prepared(region: SlotRegion, alone: int | None) -> FoldSpan:
     known = region.prepared.get(key)
     if known is not None:
         return known
-    dtype = KERNEL_DTYPES[geometry.dtype]
+    dtype = SLOT_DTYPES[geometry.dtype]
     stride = geometry.slot_stride // np.dtype(dtype).itemsize
     slots = region.slots(dtype)[ranks[0] * stride :]
     parameters = (region.parameters(version), region.parameters(version + 1))
@@ -339,7 +342,7 @@ def blame(region: SlotRegion, alone: int | None = None) -> Refusal:
     for lo in range(0, region.geometry.elements, CHUNK_ELEMENTS):
         hi = min(lo + CHUNK_ELEMENTS, region.geometry.elements)
         for rank, gradient in gradients.items():
-            finite = np.isfinite(widen(region.to_host(gradient[lo:hi])))
+            finite = np.isfinite(_values(region, gradient, lo, hi))
             if not finite.all():
                 element = lo + int(np.argmin(finite))
                 value = _value(region, gradient, element)
@@ -370,8 +373,15 @@ def _blame_overflow(region: SlotRegion, gradients: dict[int, NDArray[np.generic]
     return Refusal(tensor_at(region.tensors, 0), next(iter(gradients)), why)
 
 
+def _values(region: SlotRegion, array: NDArray[np.generic], lo: int, hi: int) -> Floats:
+    """Return elements [lo, hi) of a slot or a buffer, float32."""
+    if array.dtype == np.uint8:
+        return widen(array)[lo:hi]
+    return widen(region.to_host(array[lo:hi]))
+
+
 def _value(region: SlotRegion, array: NDArray[np.generic], element: int) -> float:
-    return float(widen(region.to_host(array[element : element + 1]))[0])
+    return float(_values(region, array, element, element + 1)[0])
 
 
 def replay(
@@ -382,8 +392,9 @@ def replay(
     hypers: Callable[[int], Hyper] | None = None,
 ) -> Floats:
     """The parameters after all `iterations` (each the workers' gradients in rank order, float32,
-    float16, or bfloat16 as uint16), computed in this process alone by the same kernels. `hypers`
-    gives the hyper-parameters of an iteration (from 1); without it they are the rule's.
+    float16, bfloat16 as uint16, or int8 as it is packed), computed in this process alone by the
+    same kernels. `hypers` gives the hyper-parameters of an iteration (from 1); without it they are
+    the rule's.
 
     Raises ValueError at a value that is not finite: a run would have refused it.
     """
@@ -393,20 +404,21 @@ def replay(
     states = [
         [np.zeros(size, np.float32), np.empty(size, np.float32)] for _ in range(RULES[name].states)
     ]
-    slots: NDArray[np.generic] = np.empty(0, KERNEL_DTYPES[dtype])
+    stride = packed_bytes(size) if dtype == "int8" else size
+    slots: NDArray[np.generic] = np.empty(0, SLOT_DTYPES[dtype])
     for iteration, gradients in enumerate(iterations, 1):
         workers = len(gradients)
-        if len(slots) != workers * size:
-            slots = np.empty(workers * size, KERNEL_DTYPES[dtype])
+        if len(slots) != workers * stride:
+            slots = np.empty(workers * stride, SLOT_DTYPES[dtype])
         for rank, gradient in enumerate(gradients):
-            slots[rank * size : (rank + 1) * size] = gradient.reshape(-1).view(slots.dtype)
+            slots[rank * stride : (rank + 1) * stride] = gradient.reshape(-1).view(slots.dtype)
         hyper = hypers(iteration) if hypers is not None else Hyper.of(update)
         k = scalars(hyper, iteration, divisor(name, workers))
         for lo in range(0, size, CHUNK_ELEMENTS):
             span = (lo, min(lo + CHUNK_ELEMENTS, size))
             pairs = [(pair[0], pair[1]) for pair in states]
             both = (parameters[0], parameters[1])
-            if not fold_chunk(name, slots, size, workers, span, both, pairs, k):
+            if not fold_chunk(name, slots, stride, workers, span, both, pairs, k):
                 raise ValueError(f"iteration {iteration}: a gradient or result is not finite")
         for pair in (parameters, *states):
             pair.reverse()

@@ -24,6 +24,7 @@ a rule compiles it once, the others load it.
 # mypy: disable-error-code="import-untyped,untyped-decorator"
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -36,6 +37,7 @@ from slackwater.common.domains.slots.elements import (
     mean,
     parts,
     plus,
+    sum_packed,
     sum_slots,
     weight,
     within,
@@ -45,6 +47,7 @@ from slackwater.common.domains.slots.gradient_squares import (
     FoldSquares,
     Sums,
 )
+from slackwater.common.domains.slots.packed import packed_bytes
 from slackwater.common.domains.slots.rules import (
     B1,
     B1C,
@@ -77,6 +80,8 @@ KERNEL_DTYPES: Final[dict[DType, type[np.generic]]] = {
     "float16": np.uint16,
     "bfloat16": np.int16,
 }
+SLOT_DTYPES: Final[dict[DType, type[np.generic]]] = {**KERNEL_DTYPES, "int8": np.uint8}
+"""The latter is of whole slots (packed.py), the others are of elements."""
 
 
 @kernel
@@ -413,8 +418,8 @@ assert KERNELS.keys() == RULES.keys()
 
 class Fold:
     """The fold of some slots into some buffers, prepared: whoever does it again and again with the
-    same memory pays for its views once. `slots` holds all gradient slots in one array of a kernel
-    dtype, `stride` elements apart; `parameters` and `states` are (old, new) pairs.
+    same memory pays for its views once. `slots` holds all gradient slots in one array of one of
+    SLOT_DTYPES, `stride` elements apart; `parameters` and `states` are (old, new) pairs.
     """
 
     def __init__(
@@ -428,10 +433,11 @@ class Fold:
     ) -> None:
         self._kernel, self._weighted = KERNELS[rule], RULES[rule].second is not None
         self._buffers = [buffer for pair in (parameters, *states) for buffer in pair]
-        self._slots, self._stride, self._workers = slots, stride, workers
         self._size = size = parameters[0].size
         self._own: tuple[NDArray[np.generic], ...] = ()
-        if workers <= FUSED_WORKERS_MAX:
+        of, packed = (slots, stride, workers), slots.dtype == np.uint8
+        self._sum = partial(sum_packed, *of, size) if packed else partial(sum_slots, *of)
+        if workers <= FUSED_WORKERS_MAX and not packed:
             starts = range(0, workers * stride, stride)
             self._own = tuple(slots[first : first + size] for first in starts)
 
@@ -457,7 +463,7 @@ class Fold:
         for start in range(lo, hi, _SUM_ELEMENTS):
             n = min(_SUM_ELEMENTS, hi - start)
             part, of = g[:n], None if squares is None else squares[:n]
-            sum_slots(self._slots, self._stride, self._workers, start, k[INVERSE], part, of, sums)
+            self._sum(start, k[INVERSE], part, of, sums)
             slots = (part,) if sums is None else ((part,) if of is None else (part, of),)
             buffers = (buffer[start : start + n] for buffer in self._buffers)
             largest = max(largest, int(self._kernel(slots, *buffers, k, sums)))
@@ -486,7 +492,8 @@ def warm(rule: str, dtype: DType, workers: int = 1, *, noise: bool = False) -> N
         (np.zeros(1, np.float32), np.zeros(1, np.float32)) for _ in range(1 + RULES[rule].states)
     ]
     states = pairs[1 : 1 + RULES[rule].states]
-    slots = np.zeros(workers, KERNEL_DTYPES[dtype])
+    stride = packed_bytes(1) if dtype == "int8" else 1
+    slots = np.zeros(workers * stride, SLOT_DTYPES[dtype])
     k = np.zeros(SCALARS, np.float32)
     squares = FoldSquares(1.0) if noise and workers > 1 else None
-    fold_chunk(rule, slots, 1, workers, (0, 1), pairs[0], states, k, squares)
+    fold_chunk(rule, slots, stride, workers, (0, 1), pairs[0], states, k, squares)

@@ -459,12 +459,12 @@ class SlotRegion:
         return np.frombuffer(self._buffer, np.float32, self.geometry.elements, offset)
 
     def gradient(self, rank: int) -> NDArray[np.generic]:
-        """The rank's slot: float32, float16, or bfloat16 as uint16."""
+        """The rank's slot: float32, float16, bfloat16 as uint16, or int8 as it is packed."""
         assert self._buffer is not None, "the region was released"
-        dtype = STORED_DTYPES[self.geometry.dtype]
-        return np.frombuffer(
-            self._buffer, dtype, self.geometry.elements, self.geometry.gradient_offset(rank)
-        )
+        geometry = self.geometry
+        dtype = STORED_DTYPES[geometry.dtype]
+        count = geometry.gradient_bytes // np.dtype(dtype).itemsize
+        return np.frombuffer(self._buffer, dtype, count, geometry.gradient_offset(rank))
 
     def slots(self, dtype: type[np.generic]) -> NDArray[np.generic]:
         """All gradient slots as one array, `slot_stride` bytes apart."""

@@ -40,6 +40,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from slackwater.common.domains.slots.packed import unpack
 from slackwater.schemas.tensors import DType, UpdateRule
 
 Floats = NDArray[np.float32]
@@ -47,6 +48,7 @@ STORED_DTYPES: Final[dict[DType, type[np.generic]]] = {
     "float32": np.float32,
     "float16": np.float16,
     "bfloat16": np.uint16,
+    "int8": np.uint8,
 }
 """A slot's numbers as numpy has them."""
 
@@ -195,13 +197,16 @@ def nesterov_product(beta1: float, momentum_decay: float, t: int) -> float:
 
 
 def widen(gradient: NDArray[np.generic]) -> Floats:
-    """A slot's values as float32: exact. bfloat16 comes as uint16, numpy does not know it."""
+    """A slot's values as float32: exact. bfloat16 comes as uint16, numpy does not know it; a whole
+    slot of int8 as uint8 (packed.py)."""
     if gradient.dtype == np.float32:
         return gradient.view(np.float32)
     if gradient.dtype == np.float16:
         return gradient.astype(np.float32)
     if gradient.dtype == np.uint16:
         return (gradient.astype(np.uint32) << 16).view(np.float32)
+    if gradient.dtype == np.uint8:
+        return unpack(gradient.view(np.uint8))
     raise TypeError(f"gradients of dtype {gradient.dtype}: float32, float16, or bfloat16 as uint16")
 
 

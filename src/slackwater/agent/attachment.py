@@ -9,16 +9,26 @@ from numpy.typing import NDArray
 from slackwater.agent.link_times import Link
 from slackwater.agent.state_copies import Part
 from slackwater.common.domains.slots.gradient_squares import BucketSquares
+from slackwater.common.domains.slots.layout import slot_bytes
 from slackwater.common.domains.slots.rules import Floats
 from slackwater.common.domains.slots.sizes import Size, Sizes
+from slackwater.schemas.tensors import DType
 
 Array = NDArray[Any]
 ELEMENT: Final[dict[str, np.dtype[Any]]] = {
     "float32": np.dtype(np.float32),
     "float16": np.dtype(np.float16),
     "bfloat16": np.dtype(np.uint16),
+    "int8": np.dtype(np.uint8),
 }
-"""bfloat16 travels as its bits: numpy knows no such type."""
+"""bfloat16 travels as its bits, which numpy has no type for; int8 as it is packed (packed.py)."""
+
+
+def slot_array(elements: int, dtype: DType) -> Array:
+    """Return zeroed memory for a gradient as it travels, flat."""
+    return np.zeros(slot_bytes(elements, dtype) // ELEMENT[dtype].itemsize, ELEMENT[dtype])
+
+
 OWN: Final = -1
 """Stands for the slot of the rank that this process is."""
 Seeds = Sequence[Sequence[Floats]]

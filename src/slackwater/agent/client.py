@@ -249,10 +249,8 @@ class Agent:
         spec = divided.spec if divided is not None else bucket.tensors[position]
         if self._device is not None:
             gradient = arrived(gradient, self._device)
-        if gradient is not None:
-            wrong = check_gradient(gradient, spec, self._dtype)
-            if wrong:
-                raise GradientRefused(self.job, name, self.rank, bucket.iteration + 1, wrong)
+        if gradient is not None and (wrong := check_gradient(gradient, spec, self._dtype)):
+            raise GradientRefused(self.job, name, self.rank, bucket.iteration + 1, wrong)
         if divided is None:
             return self._push(bucket, position, gradient, hyper)
         flat = None if gradient is None else gradient.reshape(-1)
@@ -272,7 +270,7 @@ class Agent:
             bucket.hyper = left_to_give(bucket.hyper, self.workers)
         before = bucket.iteration
         bucket.put(at, gradient)
-        self._session.progress.bytes_pushed += bucket.gradients[at].nbytes
+        self._session.progress.bytes_pushed += bucket.bytes_of(at)
         if bucket.iteration != before:
             bucket.pushed_s = time.monotonic()
             self._session.ring(bucket)

@@ -127,6 +127,7 @@ class Control:
             update=self._spec.update if submitted else None,
             noise=self._spec.noise,
             virtual_ranks=self._spec.virtual_ranks,
+            gradient_dtype=self._spec.gradient_dtype if submitted else None,
         )
         client = self._client(self._deadline_s)
         self.cluster = (await client.master("register", message, JobRegistered)).cluster

@@ -54,7 +54,8 @@ class Local:
         self._regions: list[SlotRegion] = []
         for layout in plan_buckets(tensors):
             own = bucket_tensors(layout, tensors)
-            bucket = WorkerBucket(layout, own, bucket_plan(self.plan, own).update)
+            update = bucket_plan(self.plan, own).update
+            bucket = WorkerBucket(layout, own, update, dtype=spec.gradient_dtype)
             self._fill(bucket, initial)
             self.buckets.append(bucket)
 

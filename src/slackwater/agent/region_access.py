@@ -40,6 +40,7 @@ from slackwater.common.domains.slots.layout import (
     WORD,
     Geometry,
     pages,
+    slot_bytes,
 )
 from slackwater.common.domains.slots.region import STATE_SINCE, VERSION, SlotRegion
 from slackwater.common.domains.slots.rows import ALL, nbytes, width_of
@@ -50,6 +51,7 @@ from slackwater.common.transport.gpu import copy_into
 from slackwater.common.transport.pacing import paced
 from slackwater.common.transport.region import Region
 from slackwater.schemas.base import JobId
+from slackwater.schemas.tensors import DType
 
 _WORDS: Final = struct.Struct("<3Q")
 """Pushed iteration, bytes pushed, bytes pulled: side by side in a rank's block."""
@@ -198,12 +200,13 @@ class Staging:
     """Local memory for a bucket whose region cannot be mapped. Outlives attachments. It lies in a
     region of its own, which an RDMA device registers once and then reads and writes itself."""
 
-    def __init__(self, elements: int, dtype: str) -> None:
-        gradient_bytes = elements * ELEMENT[dtype].itemsize
+    def __init__(self, elements: int, dtype: DType) -> None:
+        gradient_bytes, element = slot_bytes(elements, dtype), ELEMENT[dtype]
         first, step = pages(gradient_bytes), pages(4 * elements)  # A window can show pages.
         region = Region.create(first + 2 * step, "staging")
         weakref.finalize(self, region.close)
-        self.gradient: Array = np.frombuffer(region.buffer, ELEMENT[dtype], elements)
+        count = gradient_bytes // element.itemsize
+        self.gradient: Array = np.frombuffer(region.buffer, element, count)
         self.parameters = [
             np.frombuffer(region.buffer, np.float32, elements, first + parity * step)
             for parity in range(2)
@@ -322,7 +325,8 @@ class Staged:
         write, geometry, rank = self.channel.write, self._geometry, self._rank
         gradient = self.staging.gradient
         hypers = write(memoryview(hyper.pack()), self._remote, geometry.hyper_offset(rank))
-        if self.in_pieces and gradient.nbytes > PIECE_BYTES:
+        whole = self._geometry.dtype == "int8"  # The powers of two come last.
+        if self.in_pieces and not whole and gradient.nbytes > PIECE_BYTES:
             await hypers  # First: whoever is told of a piece may fold it.
             await self._write_gradient(
                 lambda elements: self.channel.send(encode_part(handle, iteration, elements))

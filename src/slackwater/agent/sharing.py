@@ -11,7 +11,8 @@ from slackwater.common.domains.models.shared_throughput import Carried
 
 def carried(agent: Agent) -> Carried:
     """Return the bytes of one worker's whole gradient. The link's rate is not known."""
-    sizes = (gradient.nbytes for bucket in agent._buckets for gradient in bucket.gradients)
+    buckets = agent._buckets
+    sizes = (each.bytes_of(at) for each in buckets for at in range(len(each.gradients)))
     return Carried(float(max(1, sum(sizes))))
 
 

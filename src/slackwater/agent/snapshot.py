@@ -19,7 +19,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from slackwater.agent.attachment import ELEMENT, Array
+from slackwater.agent.attachment import Array, slot_array
 from slackwater.agent.region_access import InPlace, Staged, Staging, Tell, bytes_of, halves
 from slackwater.common.base import limits
 from slackwater.common.base.errors import DeadlineExceeded, Unavailable
@@ -36,6 +36,7 @@ from slackwater.common.domains.slots.rules import Floats
 from slackwater.common.domains.slots.serving import served_word
 from slackwater.common.transport.base import Channel, RemoteRegion, Scattering
 from slackwater.schemas.base import JobId
+from slackwater.schemas.tensors import DType
 
 _VERSION_OFFSET: Final = VERSION * WORD
 _SERVED_WANTED: Final = struct.Struct("<2Q")
@@ -49,8 +50,8 @@ class Snapshots(Staging):
     """Two copies that alternate by this worker's iterations. The gradient and what comes in are for
     regions that are not mapped; memory that is never touched is none."""
 
-    def __init__(self, elements: int, dtype: str) -> None:
-        self.gradient: Array = np.zeros(elements, ELEMENT[dtype])
+    def __init__(self, elements: int, dtype: DType) -> None:
+        self.gradient: Array = slot_array(elements, dtype)
         self.parameters = [np.zeros(elements, np.float32) for _ in range(2)]
         self.applied: list[tuple[int, ...]] = [(), ()]
         """The newest iteration of each rank that the copy contains."""

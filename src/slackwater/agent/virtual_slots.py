@@ -23,6 +23,7 @@ from slackwater.common.domains.slots.rules import Hyper
 from slackwater.common.domains.slots.sizes import Size
 from slackwater.common.transport.base import Channel, RemoteRegion
 from slackwater.schemas.base import JobId
+from slackwater.schemas.tensors import DType
 
 
 class VirtualInPlace(InPlace):
@@ -74,7 +75,7 @@ class VirtualStaging(Staging):
     that this process has had at a time: the first is there, others are made when they are needed.
     """
 
-    def __init__(self, elements: int, dtype: str) -> None:
+    def __init__(self, elements: int, dtype: DType) -> None:
         super().__init__(elements, dtype)
         self._more: list[Array] = []
 

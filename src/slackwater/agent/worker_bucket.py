@@ -24,6 +24,7 @@ from slackwater.agent.state_copies import StateCopies
 from slackwater.common.base.errors import GradientRefused, Rejected
 from slackwater.common.domains.slots.frames import HeldStates, Offer, PushRefused
 from slackwater.common.domains.slots.layout import bucket_plan, bucket_tensors
+from slackwater.common.domains.slots.packed import packed_bytes
 from slackwater.common.domains.slots.rows import ALL, Numbers, fits, write
 from slackwater.common.domains.slots.rules import RULES, Floats, Hyper
 from slackwater.common.transport.gpu import Device, DeviceArray, copy_into
@@ -41,6 +42,7 @@ class WorkerBucket:
         tensors: tuple[TensorSpec, ...],
         update: UpdateRule,
         copies: StateCopies | None = None,
+        dtype: DType = "float32",
     ) -> None:
         self.layout = layout
         self.copies = copies or StateCopies(layout.index, layout.elements, 0, 0)
@@ -53,6 +55,7 @@ class WorkerBucket:
                 f"bucket {layout.index} has {layout.elements} elements, its tensors "
                 f"{self.bounds[-1][1]}; controller and Agent are of different releases"
             )
+        self._unpacked = _unpacked(layout, tensors, dtype)
         self.lock = threading.Lock()
         self.slots: Attached | None = None
         """Where the next gradient goes."""
@@ -136,7 +139,7 @@ class WorkerBucket:
         slots.lanes = self.lanes
         if not self.lanes:
             return
-        flat = slots.slot(self.lanes[lane])
+        flat = slots.slot(self.lanes[lane]) if self._unpacked is None else self._unpacked
         self.gradients = [
             flat[first:last].reshape(spec.shape)
             for (first, last), spec in zip(self.bounds, self.tensors, strict=True)
@@ -177,12 +180,25 @@ class WorkerBucket:
             self._note_rows(ALL)
             self.missing.discard(position)
             if not self.missing:
+                self._fill_slot()
                 self.missing.update(range(len(self.tensors)))
                 last = self._lane == len(self.lanes) - 1
                 self.iteration += last
                 if len(self.lanes) > 1:
                     self.handed_out_views.clear()
                     self._turn_to(0 if last else self._lane + 1)
+
+    def _fill_slot(self) -> None:
+        """Pack what was produced elsewhere than in the slot."""
+        if self._unpacked is not None and self.slots is not None:
+            from slackwater.common.domains.slots.elements import pack_blocks  # Loads numba.
+
+            pack_blocks(self._unpacked, self.slots.slot(self.lanes[self._lane]))
+
+    def bytes_of(self, position: int) -> int:
+        """Return the bytes of a tensor's gradient as it travels."""
+        gradient = self.gradients[position]
+        return gradient.nbytes if self._unpacked is None else packed_bytes(gradient.size)
 
     def put_rows(self, numbers: Numbers, added: Floats) -> None:
         """Write rows of a sparse table into the slot, as the whole push: the gradient by which a
@@ -300,6 +316,19 @@ class WorkerBucket:
         return GradientRefused(refused.job, refused.tensor, rank, refused.iteration, refused.why)
 
 
+def _unpacked(layout: BucketLayout, tensors: tuple[TensorSpec, ...], dtype: DType) -> Floats | None:
+    """Return room for gradients, flat, until all of an iteration are there and are packed; None:
+    slots take them as they are. Raises Rejected."""
+    if dtype != "int8":
+        return None
+    if tensors[0].sparse:
+        raise Rejected(
+            f"tensor {tensors[0].name}: rows of a sparse table are not sent as int8; give "
+            "gradient_dtype bfloat16"
+        )
+    return np.zeros(layout.elements, np.float32)
+
+
 class Waiter:
     """The program's thread, asleep until all these buckets have settled."""
 
@@ -330,7 +359,7 @@ class Waiter:
 def check_gradient(gradient: Any, spec: TensorSpec, dtype: DType) -> str:
     """Say what is wrong with the gradient; empty: nothing. Values are checked where they are
     summed."""
-    wanted = ELEMENT[dtype]
+    wanted = ELEMENT["float32" if dtype == "int8" else dtype]
     if not isinstance(gradient, np.ndarray | DeviceArray):
         on_device = hasattr(gradient, "__cuda_array_interface__")
         remedy = '; give the Agent device="cuda"' if on_device else ""
@@ -345,6 +374,8 @@ def check_gradient(gradient: Any, spec: TensorSpec, dtype: DType) -> str:
 
 def unfit(plan: JobPlan, consistency: str | None, staleness: int | None, *, on_device: bool) -> str:
     """Say why a program that gives these, where it gives any, cannot train the job."""
+    if plan.gradient_dtype == "int8" and on_device:
+        return f"job {plan.job}: gradients on a device are not sent as int8; give bfloat16"
     if plan.consistency != "synchronous" and on_device:
         return (
             f"job {plan.job} is {plan.consistency}: its parameters are copied out in host "
@@ -425,5 +456,5 @@ def worker_buckets(
         update = bucket_plan(plan, own).update
         every = plan.state_copies if RULES[update.name].states else 0
         copies = StateCopies(layout.index, layout.elements, rank, every)
-        made.append(WorkerBucket(layout, own, update, copies))
+        made.append(WorkerBucket(layout, own, update, copies, plan.gradient_dtype))
     return made

@@ -20,6 +20,7 @@ from tests.integration.agent.conftest import StandIn
 
 from slackwater.agent import Agent
 from slackwater.common.base.errors import DeadlineExceeded, GradientRefused, Rejected
+from slackwater.common.domains.slots.packed import pack, unpack
 from slackwater.common.embedded import ClusterOptions, EmbeddedCluster
 from slackwater.common.shell import client
 from slackwater.schemas.tensors import UpdateRule
@@ -271,6 +272,62 @@ def test_gradients_may_be_produced_in_their_slots(held: Cluster) -> None:
         return value(agent, "b")
 
     assert run(held, program) == [8.0 - RATE * (1 + 2 + 3 + 4)]
+
+
+ROUNDS = 4
+
+
+def drawn(elements: int, rank: int) -> list[np.ndarray]:
+    rng = np.random.default_rng(rank)
+    return [rng.standard_normal(elements).astype(np.float32) for _ in range(ROUNDS)]
+
+
+def eight_bits(cluster: Cluster, elements: int, **options: Any) -> None:
+    """Train with gradients of 8 bits, and compare with what their blocks can say."""
+
+    def program(agent: Agent) -> np.ndarray:
+        for gradient in drawn(elements, agent.rank):
+            agent.gradient_buffer("w")[...] = gradient
+            agent.push("w")
+            agent.wait()
+        found: np.ndarray = agent.pull("w").copy()
+        return found
+
+    tensors = {"w": np.zeros(elements, np.float32)}
+    expected = tensors["w"]
+    for one, other in zip(drawn(elements, 0), drawn(elements, 1), strict=True):
+        mean = (unpack(pack(one)) + unpack(pack(other))) * np.float32(0.5)
+        expected = expected - np.float32(RATE) * mean
+    for got in run(cluster, program, workers=2, gradient_dtype="int8", tensors=tensors, **options):
+        np.testing.assert_array_equal(got, expected)
+
+
+def test_gradients_of_eight_bits_are_what_their_blocks_can_say(held: Cluster) -> None:
+    eight_bits(held, 70)
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_large_gradients_of_eight_bits_arrive_before_they_are_folded(
+    services: Services, transport: str
+) -> None:
+    """Five million elements are more than a piece that would be folded ahead."""
+    eight_bits(services, 5_000_001, transport=transport)
+
+
+def test_each_push_of_eight_bits_counts_by_itself_where_the_job_is_asynchronous(
+    whole: Cluster,
+) -> None:
+    def program(agent: Agent) -> float:
+        for _ in range(3):
+            agent.step({"w": np.full(40, 0.5 + agent.rank, np.float32)})
+        return float(agent.pull("w")[7])
+
+    tensors = {"w": np.zeros(40, np.float32)}
+    found = run(
+        whole, program, workers=2, gradient_dtype="int8", tensors=tensors,
+        consistency="asynchronous",
+    )  # fmt: skip
+    assert min(found) == -RATE * 3 * (0.5 + 1.5), "whoever is last has all"
 
 
 def test_a_gradient_that_is_not_finite_is_named_and_may_be_pushed_again(held: Cluster) -> None:

@@ -23,8 +23,8 @@ model = nn.Sequential(nn.Linear(20, 32), nn.Tanh(), nn.Linear(32, 4))
 inner = torch.optim.AdamW(model.parameters(), lr=1e-2)
 outer = torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
 optimizer = slackwater.torch.DiLoCo(
-    model, inner, outer, sync_every=EVERY, fragments=2, gradient_dtype="float32",
-    total_momentum=True,
+    model, inner, outer, sync_every=EVERY, fragments=2, total_momentum=True,
+    gradient_dtype=os.environ["DTYPE"],  # type: ignore[arg-type]
 )  # fmt: skip
 rank = optimizer.agent.rank
 weights = torch.randn(20, 4, generator=torch.Generator().manual_seed(9))

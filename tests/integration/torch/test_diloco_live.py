@@ -16,6 +16,7 @@ from slackwater.client import AsyncClient
 from slackwater.common.embedded.cluster import ClusterOptions, EmbeddedCluster
 from slackwater.schemas.job_states import TERMINAL_STATES
 from slackwater.schemas.jobs import JobRecord, JobSpec
+from slackwater.schemas.tensors import DType
 
 pytest.importorskip("torch", reason="PyTorch is not installed (make setup-torch)")
 
@@ -32,11 +33,18 @@ async def client() -> AsyncIterator[AsyncClient]:
 
 
 async def begun(
-    client: AsyncClient, id: str, folder: Path, exchanges: int, *arguments: object, **more: Any
+    client: AsyncClient,
+    id: str,
+    folder: Path,
+    exchanges: int,
+    *arguments: object,
+    dtype: DType = "float32",
+    **more: Any,
 ) -> None:
     words = map(str, (*arguments, folder))
     program = ("python", str(PROGRAM), str(exchanges), *words)
-    await client.submit(JobSpec(id=id, program=program, workers=2, servers=1, **more))
+    env = {"DTYPE": dtype}
+    await client.submit(JobSpec(id=id, program=program, workers=2, servers=1, env=env, **more))
 
 
 async def ended(client: AsyncClient, id: str, folder: Path) -> list[dict[str, Any]]:
@@ -52,16 +60,18 @@ def results(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in sorted(folder.glob("result-*.json"))]
 
 
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
 async def test_a_worker_that_is_killed_goes_on_from_the_last_exchange(
-    client: AsyncClient, tmp_path: Path
+    client: AsyncClient, tmp_path: Path, dtype: DType
 ) -> None:
-    await begun(client, "killed", tmp_path, 12, 1, 22, 0.01, restarts=1)
-    found = await ended(client, "killed", tmp_path)
+    id = f"killed-{dtype}"
+    await begun(client, id, tmp_path, 12, 1, 22, 0.01, restarts=1, dtype=dtype)
+    found = await ended(client, id, tmp_path)
     assert len(found) == 2
     assert found[0]["digest"] == found[1]["digest"], "both end with the job's parameters"
     assert found[0]["loss"] < LEARNED, "a network that learned nothing has 20"
     assert (tmp_path / "killed").exists()
-    assert sum((await client.job("killed")).restarts.values()) == 1
+    assert sum((await client.job(id)).restarts.values()) == 1
 
 
 async def test_nobody_waits_for_one_that_lags(client: AsyncClient, tmp_path: Path) -> None:
@@ -71,22 +81,26 @@ async def test_nobody_waits_for_one_that_lags(client: AsyncClient, tmp_path: Pat
     assert found[1]["loss"] < LEARNED
 
 
-async def test_a_worker_joins_at_the_others_exchange(client: AsyncClient, tmp_path: Path) -> None:
-    folder = tmp_path
-    await begun(client, "grows", folder, 250, -1, 0, 0.01, workers_min=1, workers_max=3)
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+async def test_a_worker_joins_at_the_others_exchange(
+    client: AsyncClient, tmp_path: Path, dtype: DType
+) -> None:
+    folder, id = tmp_path, f"grows-{dtype}"
+    bounds = {"workers_min": 1, "workers_max": 3}
+    await begun(client, id, folder, 250, -1, 0, 0.01, dtype=dtype, **bounds)
 
     async def until(look: Any) -> JobRecord:
         async with asyncio.timeout(90):
-            while not look(record := await client.job("grows")):
+            while not look(record := await client.job(id)):
                 assert record.state not in TERMINAL_STATES, record.reason
                 await asyncio.sleep(0.05)
         return record
 
     await until(lambda _: (folder / "steps-1").exists())
-    await client.scale("grows", 3)
+    await client.scale(id, 3)
     await until(lambda _: (folder / "steps-2").exists())
     steps = [int((folder / f"steps-{rank}").read_text() or 0) for rank in (0, 2)]
     assert steps[1] > 4, "it begins where the others are, and not at its own first step"
-    found = await ended(client, "grows", folder)
+    found = await ended(client, id, folder)
     assert len({each["digest"] for each in found}) == 1
     assert len(found) == 3

@@ -8,11 +8,18 @@ import numpy as np
 import pytest
 
 from slackwater.agent.attachment import Array, Attached
-from slackwater.agent.worker_bucket import WorkerBucket, check_gradient, read_tensors
+from slackwater.agent.worker_bucket import (
+    WorkerBucket,
+    check_gradient,
+    read_tensors,
+    unfit,
+)
 from slackwater.common.base.errors import Rejected
 from slackwater.common.domains.slots.frames import PushRefused
+from slackwater.common.domains.slots.packed import packed_bytes, unpack
 from slackwater.common.domains.slots.rules import Floats
-from slackwater.schemas.placement import BucketLayout
+from slackwater.schemas.base import JobId
+from slackwater.schemas.placement import BucketLayout, JobPlan
 from slackwater.schemas.tensors import TensorSpec, UpdateRule
 
 SPECS = (TensorSpec(name="w", shape=(2, 3)), TensorSpec(name="b", shape=()))
@@ -145,6 +152,39 @@ def test_gradients_of_two_bytes() -> None:
     assert check_gradient(np.zeros(2, np.float16), spec, "float16") == ""
     assert check_gradient(np.zeros(2, np.uint16), spec, "bfloat16") == ""
     assert "bfloat16 as its bits" in check_gradient(np.zeros(2, np.float32), spec, "bfloat16")
+
+
+def test_gradients_of_eight_bits_are_packed_once_all_are_there() -> None:
+    slots = Arrays()
+    slots.gradient = np.zeros(packed_bytes(7), np.uint8)
+    layout = BucketLayout(index=0, first=0, count=2, elements=7)
+    bucket = WorkerBucket(layout, SPECS, UpdateRule(), dtype="int8")
+    bucket.adopt(slots)
+    bucket.version = 0
+    bucket.put(1, B)
+    view = bucket.gradients[0]
+    view[...] = W
+    assert not slots.gradient.any(), "all share a power of two"
+    moved = Arrays()
+    moved.gradient = np.zeros(packed_bytes(7), np.uint8)
+    bucket.adopt(moved)
+    bucket.put(0, None)
+    assert unpack(moved.gradient).tolist() == [0, 1, 2, 3, 4, 5, 9]
+    assert (bucket.iteration, bucket.bytes_of(0), bucket.bytes_of(1)) == (1, 7, 2)
+    assert check_gradient(W, SPECS[0], "int8") == "", "they are packed here"
+
+
+def test_gradients_of_eight_bits_are_neither_sparse_nor_on_a_device() -> None:
+    layout = BucketLayout(index=0, first=0, count=1, elements=6)
+    table = (TensorSpec(name="t", shape=(2, 3), sparse=True),)
+    with pytest.raises(Rejected, match="tensor t: rows of a sparse table are not sent as int8"):
+        WorkerBucket(layout, table, UpdateRule(), dtype="int8")
+    plan = JobPlan(
+        job=JobId("j"), workers=1, gradient_dtype="int8", update=UpdateRule(), layout_epoch=0,
+        token="",
+    )  # fmt: skip
+    assert unfit(plan, None, None, on_device=False) == ""
+    assert "gradients on a device are not sent as int8" in unfit(plan, None, None, on_device=True)
 
 
 def test_tensors_are_arrays_or_shapes() -> None:

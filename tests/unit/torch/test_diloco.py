@@ -1,7 +1,7 @@
 """DiLoCo against its published algorithms, written out in plain PyTorch, step by step."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -10,6 +10,8 @@ from tests.unit.torch.test_torch_gradients import together
 from torch import nn
 
 from slackwater.common.base.errors import GradientRefused, Rejected
+from slackwater.common.domains.slots.packed import pack, unpack
+from slackwater.schemas.tensors import DType
 from slackwater.torch import DiLoCo
 from slackwater.torch.diloco import _divided, _parts
 
@@ -50,7 +52,7 @@ class Published:
     """Streaming DiLoCo, algorithm 2; with one fragment, no delay and mix 1 it is DiLoCo's
     algorithm 1. All workers' models, and the outer optimiser, in one process."""
 
-    def __init__(self, fragments: int, delay: int, mix: float, dtype: torch.dtype) -> None:
+    def __init__(self, fragments: int, delay: int, mix: float, dtype: DType) -> None:
         self.models = [fresh() for _ in range(WORKERS)]
         self.inners = [inner_of(model) for model in self.models]
         self.outer_model = fresh()
@@ -81,13 +83,20 @@ class Published:
 
     def send(self, index: int) -> None:
         outer = self.parameters(self.outer_model)
+        names = self.fragments[index]
         self.sent[index] = [
-            {
-                name: (outer[name] - self.parameters(model)[name]).to(self.dtype).float()
-                for name in self.fragments[index]
-            }
-            for model in self.models
+            dict(zip(names, self.rounded([outer[n] - own[n] for n in names]), strict=True))
+            for own in map(self.parameters, self.models)
         ]
+
+    def rounded(self, changes: list[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """Round a fragment's changes to what they travel as."""
+        if self.dtype != "int8":
+            return [change.to(getattr(torch, self.dtype)).float() for change in changes]
+        flat = torch.cat([change.reshape(-1) for change in changes])
+        sizes = [change.numel() for change in changes]
+        parts = torch.from_numpy(unpack(pack(flat.numpy()))).split(sizes)
+        return [part.reshape(one.shape) for part, one in zip(parts, changes, strict=True)]
 
     def receive(self, index: int) -> None:
         outer = self.parameters(self.outer_model)
@@ -135,13 +144,11 @@ def ours(
 @pytest.mark.parametrize(
     ("fragments", "delay", "mix"), [(1, 0, 1.0), (2, 0, 1.0), (4, 0, 1.0), (2, 1, 1.0), (2, 1, 0.5)]
 )
-@pytest.mark.parametrize(
-    ("dtype", "torch_dtype"), [("float32", torch.float32), ("bfloat16", torch.bfloat16)]
-)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
 def test_every_step_is_the_published_one(
-    fragments: int, delay: int, mix: float, dtype: Any, torch_dtype: torch.dtype
+    fragments: int, delay: int, mix: float, dtype: DType
 ) -> None:
-    published = Published(fragments, delay, mix, torch_dtype)
+    published = Published(fragments, delay, mix, dtype)
     published.run(STEPS)
     seen: list[list[torch.Tensor]] = []
     models = ours(STEPS, seen, fragments=fragments, delay=delay, mix=mix, gradient_dtype=dtype)

@@ -13,7 +13,8 @@ from hypothesis.extra import numpy as st_np
 from numpy.typing import NDArray
 
 from slackwater.common.domains.slots.folding import replay
-from slackwater.common.domains.slots.kernels import KERNEL_DTYPES, fold_chunk
+from slackwater.common.domains.slots.kernels import KERNEL_DTYPES, SLOT_DTYPES, fold_chunk
+from slackwater.common.domains.slots.packed import pack
 from slackwater.common.domains.slots.rules import (
     RULES,
     Floats,
@@ -28,7 +29,8 @@ from slackwater.common.domains.slots.rules import (
 from slackwater.schemas.tensors import DType, UpdateRule
 
 Slots = NDArray[np.generic]
-PAIRS: list[tuple[str, DType]] = [(rule, dtype) for rule in RULES for dtype in KERNEL_DTYPES]
+DTYPES: tuple[DType, ...] = (*KERNEL_DTYPES, "int8")
+PAIRS: list[tuple[str, DType]] = [(rule, dtype) for rule in RULES for dtype in DTYPES]
 STORED: dict[DType, type[np.generic]] = {
     "float32": np.float32,
     "float16": np.float16,
@@ -53,6 +55,8 @@ def stored(values: Floats, dtype: DType) -> Slots:
     """Convert values as a worker would put them into its slot."""
     if dtype == "bfloat16":
         return (values.view(np.uint32) >> 16).astype(np.uint16)
+    if dtype == "int8":
+        return pack(values)
     with np.errstate(all="ignore"):
         return values.astype(STORED[dtype])
 
@@ -67,10 +71,10 @@ def folded(
     cuts: tuple[int, ...] = (),
 ) -> tuple[bool, Floats, list[Floats]]:
     """By the kernels, the gradients in one array as in a region, cut into chunks at `cuts`."""
-    size, stride = len(p), len(p) + 5
-    slots = np.zeros(stride * len(gradients), KERNEL_DTYPES[dtype])
+    size, stride = len(p), len(gradients[0]) + 5
+    slots = np.zeros(stride * len(gradients), SLOT_DTYPES[dtype])
     for rank, gradient in enumerate(gradients):
-        slots[rank * stride : rank * stride + size] = gradient.view(slots.dtype)
+        slots[rank * stride : rank * stride + len(gradient)] = gradient.view(slots.dtype)
     new_p, new_states = np.empty_like(p), [np.empty_like(s) for s in states]
     clean = True
     pairs = list(zip(states, new_states, strict=True))
@@ -119,7 +123,9 @@ def test_kernels_give_the_bits_that_the_rules_say(rule: str, dtype: DType, data:
 
 
 @pytest.mark.parametrize("workers", [1, 3, 4, 5, 6, 7, 9])
-@pytest.mark.parametrize(("rule", "dtype"), [("momentum", "float32"), ("adam", "bfloat16")])
+@pytest.mark.parametrize(
+    ("rule", "dtype"), [("momentum", "float32"), ("adam", "bfloat16"), ("nesterov", "int8")]
+)
 @given(data=st.data())
 @settings(max_examples=20)
 def test_any_number_of_workers_is_summed_in_rank_order(
