@@ -11,7 +11,7 @@ from typing import Final
 
 import structlog
 
-from slackwater.common.base import codec, limits
+from slackwater.common.base import codec
 from slackwater.common.base.errors import DeadlineExceeded, Retryable
 from slackwater.common.embedded import EmbeddedCluster
 from slackwater.common.shell.client import Client
@@ -80,9 +80,7 @@ async def play(
     run = LiveRun(ceil(client.clock.now_s() + BEGIN_S))
     if training is not None:
         training.origin_s = run.origin_s
-    patient = Client(
-        client.bus, client.clock, budget_s=limits.RETRY_BUDGET_S, history=client.history
-    )
+    patient = client.patient()
     tasks = [asyncio.ensure_future(_submit(patient, jobs, run))]
     if kills_s:
         assert cluster is not None, "only a cluster of its own is killed"

@@ -5,7 +5,7 @@ It looks at the same board as the dashboard (web/watch.py). Keys are those of k9
 
 import asyncio
 import signal
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from typing import ClassVar, Final
 
@@ -22,8 +22,10 @@ from slackwater.cli.ends import foretold
 from slackwater.cli.job import described, past_of
 from slackwater.cli.screen_rows import (
     AGGREGATORS,
+    DEVICES,
     EVENTS,
     JOBS,
+    LENDERS,
     NODES,
     Column,
     Row,
@@ -40,20 +42,26 @@ WIDE_FROM: Final = 120
 WHY_MAX: Final = 200
 LOG_LINES: Final = 5_000
 TAIL_LINES: Final = 500
+SAID_S: Final = 5.0
 TABLES: Final[dict[str, tuple[Column, ...]]] = {
     "jobs": JOBS,
     "nodes": NODES,
     "aggregators": AGGREGATORS,
     "events": EVENTS,
+    "lenders": LENDERS,
+    "devices": DEVICES,
 }
 SORTED_BY: Final = {"jobs": ("state", False), "events": ("at_s", True)}
 KEYS: Final = """\
- 1 2 3 4       jobs, nodes, aggregators, events
+ 1 2 3 4 5 6   jobs, nodes, aggregators, events, lenders and devices of memory
  /             filter by words; Esc shows all again
  arrows, j k   walk; PgUp PgDn Home End
  s S           sort by the next column; turn the order round
  Enter         details of a job, or of an event's job
  l             the log of a job, as it grows
+ c             cancel a job
+ p             pause a job, or let a paused one go on
+ r             run a job again that has ended
  Esc           back
  ?             these keys
  q             quit"""
@@ -121,12 +129,14 @@ class Listing(DataTable[Text]):
             return None
         return self.coordinate_to_cell_key(self.cursor_coordinate).row_key.value
 
-    def chosen_job(self) -> str | None:
+    def chosen_row(self) -> Row | None:
         id = self.chosen()
+        return next((each for each in self.shown if each["id"] == id), None)
+
+    def chosen_job(self) -> str | None:
         if self.kind == "jobs":
-            return id
-        row = next((each for each in self.shown if each["id"] == id), {})
-        return row.get("job") or None
+            return self.chosen()
+        return (self.chosen_row() or {}).get("job") or None
 
     def sort_next(self) -> None:
         keys = [column.key for column in self._columns]
@@ -156,6 +166,9 @@ class Top(App[int]):
         Binding("slash", "filter", "filter", key_display="/"),
         Binding("enter", "details", "details"),
         Binding("l", "logs", "log"),
+        Binding("c", "act('cancel')", "cancel"),
+        Binding("p", "act('pause')", "pause"),
+        Binding("r", "act('run again')", show=False),
         Binding("s", "sort", "sort"),
         Binding("S", "turn", "turn", show=False),
         Binding("question_mark", "help", "keys", key_display="?"),
@@ -286,6 +299,32 @@ class Top(App[int]):
         if (job := self.listing.chosen_job()) is not None:
             self.push_screen(LogScreen(self.client, job))
 
+    def action_act(self, verb: str) -> None:
+        """Ask whether that is meant, and do it."""
+        row = self.listing.chosen_row()
+        if self.listing.kind != "jobs" or row is None:
+            return
+        if verb == "pause" and row["state"] == "paused":
+            verb = "resume"
+
+        async def answered(yes: bool | None) -> None:
+            if yes:
+                self.run_worker(self._act(verb, row["id"]))
+
+        self.push_screen(Question(f"{verb} job {row['id']}, which is {row['state']}?"), answered)
+
+    async def _act(self, verb: str, job: str) -> None:
+        acts: dict[str, Callable[[str], Awaitable[object]]] = {
+            "cancel": self.client.cancel, "pause": self.client.pause,
+            "resume": self.client.resume, "run again": self.client.run_again,
+        }  # fmt: skip
+        try:
+            await acts[verb](job)
+        except (Rejected, Retryable) as error:
+            self.notify(str(error), severity="error", timeout=SAID_S, markup=False)
+            return
+        self.notify(f"job {job}: {verb}", timeout=SAID_S, markup=False)
+
     def action_help(self) -> None:
         self.push_screen(Keys())
 
@@ -365,6 +404,27 @@ class LogScreen(Screen[None]):
         log.auto_scroll = not log.auto_scroll
         if log.auto_scroll:
             log.scroll_end(animate=False)
+
+
+class Question(ModalScreen[bool]):
+    """A question that is answered by y or n."""
+
+    CSS = """
+    Question { align: center middle; }
+    Question Static { width: auto; height: auto; border: round $warning; padding: 1 2;
+                      background: $panel; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("y", "dismiss(True)", "yes"),
+        Binding("n,escape,q,enter", "dismiss(False)", "no"),
+    ]
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self._text = text
+
+    def compose(self) -> ComposeResult:
+        yield Static(f"{self._text}  y / n", markup=False)
 
 
 class Keys(ModalScreen[None]):

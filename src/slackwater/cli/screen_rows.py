@@ -72,6 +72,22 @@ def _pool_state(row: Row) -> str:
     return row["drain"] or ("in use" if row["cluster"] else "free")
 
 
+def _slabs(key: str, title: str) -> Column:
+    """Return a column of the bytes of so many slabs."""
+
+    def nbytes(row: Row) -> int:
+        return int(row[key] * row["slab_bytes"])
+
+    return Column(
+        key, title, lambda row, _: _bytes(nbytes(row)), lambda row, _: nbytes(row), right=True
+    )
+
+
+def _from_others(row: Row) -> float | None:
+    """Return the part of the pages read that came from lenders; None: none was read."""
+    return row["read_remote_pages"] / row["read_pages"] if row["read_pages"] else None
+
+
 def _percent(value: float | None) -> str:
     return NOTHING if value is None else f"{max(0.0, value):.1%}"
 
@@ -127,6 +143,34 @@ AGGREGATORS: Final = (
     _of("node", "NODE", wide=True),
     _of("temporary_for", "MEASURES"),
 )
+LENDERS: Final = (
+    _of("id", "LENDER"),
+    _of("node", "NODE"),
+    _of("lending", "LENDS", lambda lends: "yes" if lends else "no"),
+    _slabs("lent_slabs", "LENT"),
+    _slabs("free_slabs", "FREE"),
+    _of("used_bytes", "USED", _bytes, right=True),
+    _of("total_bytes", "TOTAL", _bytes, right=True),
+    _of("devices", "DEVICES", right=True),
+    _of("pressure", "PRESSURE", right=True),
+)
+DEVICES: Final = (
+    _of("id", "DEVICE"),
+    _of("state", "STATE"),
+    _of("node", "NODE"),
+    _of("size_bytes", "SIZE", _bytes, right=True),
+    Column(
+        "mapped", "MAPPED", lambda row, _: f"{row['mapped_spans']}/{row['spans']}",
+        lambda row, _: row["mapped_spans"], right=True,
+    ),
+    _of("lenders", "LENDERS", right=True),
+    Column(
+        "remote", "FROM OTHERS", lambda row, _: _percent(_from_others(row)),
+        lambda row, _: _from_others(row), right=True,
+    ),
+    _of("resilience", "RESILIENCE", wide=True),
+    _of("reason", "WHY"),
+)  # fmt: skip
 EVENTS: Final = (
     Column(
         "at_s", "TIME", lambda row, now_s: durations.clock(row["at_s"], now_s),

@@ -8,15 +8,27 @@ from typing import Any
 import pytest
 from tests.integration.web.test_scale import job, node
 
-from slackwater.cli.full_screen import JobScreen, Listing, LogScreen, Top
+from slackwater.cli.full_screen import JobScreen, Listing, LogScreen, Question, Top
 from slackwater.client import AsyncClient
 from slackwater.common.base.clock import LiveClock
 from slackwater.common.bus.memory import MemoryBroker
 from slackwater.common.embedded.cluster import ClusterOptions, EmbeddedCluster
 from slackwater.schemas.jobs import JobSpec
+from slackwater.schemas.memory import DeviceHeartbeat, SlabdHeartbeat
+from slackwater.web.rows import device, lender
 from slackwater.web.watch import Watch
 
 SIZES = [(80, 24), (160, 50)]
+LENDER = SlabdHeartbeat(
+    service="slabd", id="m1", incarnation=1, at_s=0.0, node="n1", addresses=(), free_slabs=1,
+    lent_slabs=3, slab_bytes=2**30, devices=2, total_bytes=2**33, used_bytes=2**31,
+    headroom_bytes=0,
+)  # fmt: skip
+DEVICE = DeviceHeartbeat(
+    service="device", id="swap1", incarnation=1, at_s=0.0, node="n2", resilience="replicas",
+    size_bytes=2**32, spans=4, mapped_spans=3, lenders=2, read_pages=400, read_remote_pages=300,
+    written_pages=0, written_remote_pages=0, backup_waiting_pages=0, activity=1.0,
+)  # fmt: skip
 
 
 async def until(pilot: Any, look: Callable[[], Any]) -> Any:
@@ -25,6 +37,10 @@ async def until(pilot: Any, look: Callable[[], Any]) -> Any:
         if found := look():
             return found
     raise AssertionError("never")
+
+
+def notes(app: Top) -> list[Any]:
+    return list(app._notifications)
 
 
 async def forever(_: Watch) -> None:
@@ -44,6 +60,8 @@ async def test_a_thousand_jobs_are_sorted_filtered_and_walked(
         board.put("jobs", f"job-{id}", job(id))
         board.put("going", f"job-{id}", [id, 1.0, 100.0, 0.01, 0])
         board.put("nodes", f"n{id % 200}", node(id, 1))
+    board.put("lenders", "m1", lender(LENDER))
+    board.put("devices", "swap1", device(DEVICE))
     board.put("counts", "jobs", {"running": 750, "pending": 250})
     async with app.run_test(size=size) as pilot:
         listing = app.listing
@@ -67,6 +85,16 @@ async def test_a_thousand_jobs_are_sorted_filtered_and_walked(
         await pilot.press("2")
         nodes = app.query_one("#table-nodes", Listing)
         await until(pilot, lambda: nodes.row_count == 200)
+        await pilot.press("5")
+        lenders = app.query_one("#table-lenders", Listing)
+        await until(pilot, lambda: lenders.row_count == 1)
+        cells = [str(cell) for cell in lenders.get_row_at(0)]
+        assert cells[:6] == ["m1", "n1", "yes", "3.0 GiB", "1.0 GiB", "2.0 GiB"]
+        await pilot.press("6")
+        devices = app.query_one("#table-devices", Listing)
+        await until(pilot, lambda: devices.row_count == 1)
+        cells = [str(cell) for cell in devices.get_row_at(0)]
+        assert cells[:7] == ["swap1", "serving", "n2", "4.0 GiB", "3/4", "2", "75.0%"]
         await pilot.press("question_mark", "escape", "q")
         await until(pilot, lambda: app.return_value == 0)
 
@@ -93,7 +121,19 @@ async def test_a_live_job_is_opened_with_its_log(monkeypatch: pytest.MonkeyPatch
             await until(pilot, lambda: any("step 5" in strip.text for strip in log.lines))
             await pilot.press("escape", "escape")
             await until(pilot, lambda: app.screen is app.screen_stack[0])
-            await client.cancel("walks")
+            await pilot.press("c")
+            await until(pilot, lambda: isinstance(app.screen, Question))
+            await pilot.press("n")
+            await until(pilot, lambda: app.screen is app.screen_stack[0])
+            assert (await client.job("walks")).state == "running"
+            await pilot.press("c")
+            await until(pilot, lambda: isinstance(app.screen, Question))
+            await pilot.press("y")
+            await until(pilot, lambda: app.listing.shown[0]["state"] == "cancelled")
+            await pilot.press("p")
+            await until(pilot, lambda: isinstance(app.screen, Question))
+            await pilot.press("y")
+            await until(pilot, lambda: any(note.severity == "error" for note in notes(app)))
             await pilot.press("4")
             await until(
                 pilot,
