@@ -46,6 +46,7 @@ def job(record: JobRecord, progress: JobProgress | None) -> Row:
         "nodes": [list(each) for each in record.allocation] if holds else [],
         "aggregators": sorted(progress.aggregators) if progress is not None else [],
         "priority": spec.priority,
+        "loss_limit": spec.loss_limit,
         "submitted_s": record.submitted_s,
         "started_s": record.started_s,
         "finished_s": record.finished_s,

@@ -90,7 +90,7 @@ sw.pages.job = (id) => {
     const xs = points.map((each) => each[0]);
     const endS = page?.job.finished_s || sw.data.nowS();
     const range = [told.stretches[0]?.[1] ?? xs[0], Math.max(endS, xs[xs.length - 1])];
-    speedChart.show(xs, [points.map((each) => each[1]), xs.map(() => 1 - sw.LOSS_LIMIT)], range);
+    speedChart.show(xs, [points.map((each) => each[1]), xs.map(() => 1 - sw.lossLimit(page?.job))], range);
   };
 
   const showTuning = (points) => {

@@ -3,6 +3,8 @@
 
 sw.RANGES = [["15 min", 900], ["1 h", 3600], ["6 h", 21600], ["24 h", 86400], ["all", null]];
 sw.LOSS_LIMIT = 0.1;
+/** The part of its speed that a job may lose: its own, else what clusters allow unless told otherwise. */
+sw.lossLimit = (job) => job?.loss_limit || sw.LOSS_LIMIT;
 sw.TOP_JOBS = 8;
 
 /** Return the jobs' holdings as steps: [{id, steps, area}], of GPUs or of slots, the largest first. */
@@ -61,7 +63,7 @@ sw.attention = () => {
   for (const [id, job] of sw.data.kind("jobs")) {
     const loss = sw.data.get("going", id)?.[3];
     if (job.state === "failed" && nowS - job.finished_s < 3600) add("bad", `job ${id} failed: ${job.reason}`, `#/jobs/${id}`);
-    else if (job.state === "running" && sw.known(loss) && loss > sw.LOSS_LIMIT) {
+    else if (job.state === "running" && sw.known(loss) && loss > sw.lossLimit(job)) {
       add("warn", `job ${id} runs ${sw.percent(loss, 1)} slower than alone`, `#/jobs/${id}`);
     }
   }
