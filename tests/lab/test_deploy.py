@@ -5,9 +5,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import pexpect
 import pytest
 from tests.lab.conftest import IGNORED
-from tests.lab.lab import NAMES, Lab, Played
+from tests.lab.lab import COMMAND, NAMES, Lab, Played
 from tests.lab.load import Load
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(1800), IGNORED]
@@ -88,6 +89,27 @@ def test_jobs_have_accounts_of_their_own_and_cannot_read_the_services_secrets(
     assert 60000 <= int(account.split()[-1]) < 61000
     assert len(said) >= 8
     assert all("Permission denied" in line for line in said), said
+
+
+def test_a_person_sits_at_a_terminal_under_the_jobs_account(lab: Lab, load: Load) -> None:
+    """In the closed unit of the worker service, which is killed meanwhile."""
+    child = pexpect.spawn(
+        "nsenter",
+        ["-t", str(lab["h1"].leader()), "-a", COMMAND, "launch", "--pty", "--gpus", "1", "--", "sh"],
+        timeout=90, encoding="utf8", dimensions=(30, 100),
+    )  # fmt: skip
+    child.delaybeforesend = None
+    child.expect(r"on (h\d); ~\.")
+    node = child.match[1]
+    child.sendline("echo account-$(id -u) $(tty) $(stty size) $HOME")
+    child.expect(r"account-(\d+) /dev/pts/\d+ 30 100 /var/lib/slackwater/worker/jobs/")
+    assert 60000 <= int(child.match[1]) < 61000
+    lab[node].shell("systemctl kill -s KILL slackwater-worker")
+    child.sendline("echo still-$((6*7)); exit 5")
+    child.expect("still-42")
+    child.expect(pexpect.EOF)
+    child.close()
+    assert child.exitstatus == 5
 
 
 def test_the_units_are_closed(lab: Lab, deployed: Played, measured: list[str]) -> None:
