@@ -20,15 +20,18 @@ class TypeIn(Message, kw_only=True, frozen=True, tag="terminal.type"):
     """sw.v1.cmd.worker.<id>.type: what was typed, or that somebody still sits there.
 
     Answered by Typed. Bytes have places, as in a log: those that came before are not typed again.
-    The worker service passes it on to the program that keeps the terminal, as it is.
+    Several people may sit there, each with places of their own. The worker service passes it on to
+    the program that keeps the terminal, as it is.
     """
 
     job: IdText
     rank: Rank
+    seat: IdText
+    """Tells apart the people who sit there: another one each time that somebody sits down."""
     attempt: Count | None = None
     """The process that it is meant for; None: the one that runs, whichever it is."""
     place: Place = 0
-    """The position of the first byte in all that was typed since the process began."""
+    """The position of the first byte in all that was typed from there."""
     data: Annotated[bytes, msgspec.Meta(max_length=TYPED_BYTES_MAX)] = b""
     columns: Side = 0
     """The width of the window; 0: as it was."""

@@ -26,6 +26,7 @@ NOT_FOUND: Final = 127
 _SIGNALLED: Final = 128
 _READ_BYTES: Final = 64 * 1024
 _LAST_READS: Final = 64
+_SEATS_MAX: Final = 64
 _REQUEST_S: Final = 5.0
 _HANG_UP_S: Final = 5.0
 """Seconds between the hang-up and the end by force."""
@@ -36,8 +37,8 @@ def main() -> None:
     columns, rows = map(int, size.split("x"))
     pid, descriptor = pty.fork()
     if not pid:
+        termios.tcsetwinsize(0, (rows, columns))
         _become(command)
-    termios.tcsetwinsize(descriptor, (rows, columns))
     path = Path(os.environ[SOCKET])
     terminal = Terminal(pid, descriptor, float(alone_s))
     asyncio.run(terminal.keep(path))
@@ -61,8 +62,8 @@ class Terminal:
     def __init__(self, pid: int, descriptor: int, alone_s: float) -> None:
         self._pid, self._descriptor, self._alone_s = pid, descriptor, alone_s
         os.set_blocking(descriptor, False)
-        self._place = 0
-        """Bytes that were typed."""
+        self._places: dict[str, int] = {}
+        """Seat -> bytes that were typed from there; those used last come last."""
         self._alone: asyncio.TimerHandle | None = None
 
     async def keep(self, path: Path) -> None:
@@ -126,10 +127,14 @@ class Terminal:
         size = asked.rows, asked.columns
         if all(size) and termios.tcgetwinsize(self._descriptor) != size:
             termios.tcsetwinsize(self._descriptor, size)
-        if asked.place <= self._place and (new := asked.data[self._place - asked.place :]):
+        place = self._places.pop(asked.seat, 0)
+        if asked.place <= place and (new := asked.data[place - asked.place :]):
             with contextlib.suppress(OSError):  # It reads nothing now, or has ended.
-                self._place += os.write(self._descriptor, new)
-        return Typed(job=asked.job, rank=asked.rank, attempt=asked.attempt or 0, place=self._place)
+                place += os.write(self._descriptor, new)
+        self._places[asked.seat] = place
+        if len(self._places) > _SEATS_MAX:
+            del self._places[next(iter(self._places))]
+        return Typed(job=asked.job, rank=asked.rank, attempt=asked.attempt or 0, place=place)
 
     # The end --------------------------------------------------------------------------------------
 

@@ -93,9 +93,9 @@ def test_jobs_have_accounts_of_their_own_and_cannot_read_the_services_secrets(
 
 def test_a_person_sits_at_a_terminal_under_the_jobs_account(lab: Lab, load: Load) -> None:
     """In the closed unit of the worker service, which is killed meanwhile."""
+    inside = ["-t", str(lab["h1"].leader()), "-a"]
     child = pexpect.spawn(
-        "nsenter",
-        ["-t", str(lab["h1"].leader()), "-a", COMMAND, "launch", "--pty", "--gpus", "1", "--", "sh"],
+        "nsenter", [*inside, COMMAND, "launch", "--pty", "--gpus", "1", "--", "sh"],
         timeout=90, encoding="utf8", dimensions=(30, 100),
     )  # fmt: skip
     child.delaybeforesend = None

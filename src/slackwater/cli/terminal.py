@@ -124,8 +124,12 @@ def _raw(keyboard: Keyboard, left: asyncio.Event) -> Iterator[None]:
     loop, fd, escape = asyncio.get_running_loop(), sys.stdin.fileno(), Escape()
 
     def read() -> None:
+        room = keyboard.room // 2  # A tilde that was held back may come with what follows it.
+        if not room:
+            loop.remove_reader(fd)
+            return
         try:
-            typed = os.read(fd, _READ_BYTES)
+            typed = os.read(fd, min(room, _READ_BYTES))
         except OSError:
             typed = b""
         passed, leaves = escape.passed(typed)
@@ -137,11 +141,13 @@ def _raw(keyboard: Keyboard, left: asyncio.Event) -> Iterator[None]:
 
     before = termios.tcgetattr(fd)
     loop.add_signal_handler(signal.SIGWINCH, keyboard.resized)
+    keyboard.when_room = lambda: loop.add_reader(fd, read)
     tty.setraw(fd, termios.TCSADRAIN)  # Keeps text typed ahead.
     loop.add_reader(fd, read)
     try:
         yield
     finally:
+        keyboard.when_room = None
         loop.remove_reader(fd)
         loop.remove_signal_handler(signal.SIGWINCH)
         termios.tcsetattr(fd, termios.TCSADRAIN, before)

@@ -1,6 +1,7 @@
 """Sit at the terminal of a job's process: `slackwater launch --pty`."""
 
 import asyncio
+import secrets
 from collections.abc import Callable
 from typing import Final
 
@@ -29,10 +30,19 @@ class Keyboard:
         self._size = size
         self._typed = bytearray()
         self._news = asyncio.Event()
+        self._seat = ""
+        self.when_room: Callable[[], None] | None = None
+        """Is called when there is room again."""
+
+    @property
+    def room(self) -> int:
+        """Bytes that can be taken at this moment."""
+        return PENDING_BYTES_MAX - len(self._typed)
 
     def type(self, data: bytes) -> None:
-        """Take what was typed; of more than fits, the rest is dropped, as terminals do."""
-        self._typed += data[: PENDING_BYTES_MAX - len(self._typed)]
+        """Take what was typed, at most `room` bytes."""
+        assert len(data) <= self.room
+        self._typed += data
         self._news.set()
 
     def resized(self) -> None:
@@ -41,8 +51,8 @@ class Keyboard:
     async def keep(self) -> None:
         """Pass on what is typed, once each, and say now and then that somebody sits here, until
         cancelled. Raises Rejected: the process has ended, or another goes on in its place."""
-        now = await self._ask(None, 0)  # It says how much the process has by now.
-        attempt, place = now.attempt, now.place
+        self._seat, place = secrets.token_hex(6), 0
+        attempt = (await self._ask(None, 0)).attempt
         while True:
             if not self._typed:
                 await self._wait()
@@ -50,14 +60,16 @@ class Keyboard:
             now = await self._ask(attempt, place, sent)
             taken, place = now.place - place, now.place
             del self._typed[:taken]
+            if taken and self.when_room is not None:
+                self.when_room()
             if sent and not taken:
                 await asyncio.sleep(FULL_S)
 
     async def _ask(self, attempt: int | None, place: int, data: bytes = b"") -> Typed:
         columns, rows = self._size()
         asked = TypeIn(
-            job=self._job, rank=0, attempt=attempt, place=place, data=data, columns=columns,
-            rows=rows,
+            job=self._job, rank=0, seat=self._seat, attempt=attempt, place=place, data=data,
+            columns=columns, rows=rows,
         )  # fmt: skip
         while True:
             try:

@@ -81,8 +81,8 @@ def test_no_key_is_lost_or_doubled_where_the_worker_service_is_killed(site: Site
 
 
 def test_a_long_paste_arrives_whole(site: Site) -> None:
-    """It is larger than what a terminal holds for a program that reads slowly."""
-    text = "".join(f"{n:06d}" for n in range(10_000))
+    """It is larger than what a terminal, and what waits for it, holds for a slow program."""
+    text = "".join(f"{n:06d}" for n in range(30_000))
     script = f"stty raw -echo; echo ready; sleep 1; head -c {len(text)} | sha256sum"
     with sitting(site, command=("sh", "-c", script)) as child:
         child.expect("ready")

@@ -35,12 +35,13 @@ class Kept:
     def shown(self) -> str:
         return self._log.read_bytes().decode()
 
-    def type(self, place: int, text: str, columns: int = 0, rows: int = 0) -> int:
+    def type(self, place: int, text: str, columns: int = 0, rows: int = 0, seat: str = "s1") -> int:
         """Return the place that is expected next."""
         eventually(self.path.exists, "it listens", 30.0)
         asked = TypeIn(
-            job="j", rank=0, attempt=3, place=place, data=text.encode(), columns=columns, rows=rows
-        )
+            job="j", rank=0, seat=seat, attempt=3, place=place, data=text.encode(),
+            columns=columns, rows=rows,
+        )  # fmt: skip
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
             sock.connect(str(self.path))
             sock.sendall(codec.encode(asked))
@@ -88,6 +89,17 @@ def test_what_is_typed_twice_under_one_place_arrives_once(keep: Keep) -> None:
     assert kept.type(6, "\x04") == 7
     assert kept.ends() == 0
     assert not kept.path.exists()
+
+
+def test_two_people_at_one_terminal_do_not_swallow_each_others_keys(keep: Keep) -> None:
+    kept = keep("cat")
+    assert kept.type(0, "abc") == 3
+    assert kept.type(0, "DEF", seat="s2") == 3
+    assert kept.type(3, "\n") == 4
+    kept.shows("abcDEF\r\nabcDEF\r\n")
+    for other in range(100):
+        assert kept.type(0, "", seat=f"o{other}") == 0
+    assert kept.type(0, "", seat="s1") == 0, "one who has not been there for long begins anew"
 
 
 def test_the_window_has_the_size_of_the_one_in_which_somebody_sits(keep: Keep) -> None:

@@ -16,7 +16,7 @@ from slackwater.services.worker.effects import TypeAtTerminal
 from slackwater.services.worker.processes import Intent, RankFiles
 from slackwater.services.worker.terminals import Terminals
 
-ASKED = TypeIn(job="j", rank=0, attempt=0, place=0, data=b"secret\n")
+ASKED = TypeIn(job="j", rank=0, seat="s", attempt=0, place=0, data=b"secret\n")
 
 
 class Listening:

@@ -231,7 +231,7 @@ def test_a_log_is_read_of_ranks_that_ran_here_and_of_no_others() -> None:
 
 def test_what_is_typed_goes_to_the_process_that_it_is_meant_for() -> None:
     worker = core()
-    typed = TypeIn(job="j1", rank=1, attempt=0, place=3, data=b"ls\n")
+    typed = TypeIn(job="j1", rank=1, seat="s", attempt=0, place=3, data=b"ls\n")
     refusal = worker.step(Requested(1, typed), 1.0)
     assert refusal == [Reply(1, Refused(reason="n1 runs no terminal of job j1, rank 1"))]
     worker.step(Requested(2, START), 1.0)
@@ -246,13 +246,13 @@ def test_what_is_typed_goes_to_the_process_that_it_is_meant_for() -> None:
     assert (reply.message.code, reply.message.reason) == (
         CONFLICT, "job j1, rank 1 was started again meanwhile",
     )  # fmt: skip
-    (passed,) = worker.step(Requested(6, TypeIn(job="j1", rank=1)), 3.0)
-    assert passed == TypeAtTerminal(6, TypeIn(job="j1", rank=1), "", attempt=1)
+    (passed,) = worker.step(Requested(6, TypeIn(job="j1", rank=1, seat="s")), 3.0)
+    assert passed == TypeAtTerminal(6, TypeIn(job="j1", rank=1, seat="s"), "", attempt=1)
 
 
 def test_before_it_knows_what_runs_nothing_is_typed() -> None:
     worker = WorkerCore(NodeId("n1"), 4, 1.0, keep_jobs=False)
-    (reply,) = worker.step(Requested(1, TypeIn(job="j1", rank=0)), 1.0)
+    (reply,) = worker.step(Requested(1, TypeIn(job="j1", rank=0, seat="s")), 1.0)
     assert isinstance(reply, Reply)
     assert isinstance(reply.message, Refused)
     assert reply.message.retry_after_s > 0
