@@ -104,7 +104,7 @@ def test_a_person_sits_at_a_terminal_under_the_jobs_account(lab: Lab, load: Load
     child.sendline("echo account-$(id -u) $(tty) $(stty size) $HOME")
     child.expect(r"account-(\d+) /dev/pts/\d+ 30 100 /var/lib/slackwater/worker/jobs/")
     assert 60000 <= int(child.match[1]) < 61000
-    lab[node].shell("systemctl kill -s KILL slackwater-worker")
+    lab[node].shell("systemctl kill --kill-whom=main -s KILL slackwater-worker")
     child.sendline("echo still-$((6*7)); exit 5")
     child.expect("still-42")
     child.expect(pexpect.EOF)
