@@ -35,6 +35,23 @@ def private_folder(path: Path) -> Path:
     return path
 
 
+def own_folder(path: Path, holds: str) -> Path:
+    """Make or close a folder that a user names, for files of ours alone: `holds` is the name of one.
+
+    Raises ConfigRejected where other files are there and others may look into it: closed, it would
+    be shut to them. Root would close /etc, or /, to the whole machine.
+    """
+    if path.exists() and not path.is_dir():
+        raise ConfigRejected(f"{path} is not a folder: give another path")
+    is_open = path.exists() and path.stat().st_mode & 0o077
+    if is_open and not (path / holds).exists() and any(path.iterdir()):
+        raise ConfigRejected(
+            f"{path} holds other files, and others may look into it, which they may not then: give "
+            "a folder for this alone"
+        )
+    return private_folder(path)
+
+
 def kept_token(path: Path) -> str:
     """The token in the file; a new one is made where there is none. Raises ConfigRejected."""
     try:

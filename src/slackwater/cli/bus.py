@@ -16,7 +16,7 @@ import typer
 
 from slackwater.common.base.clock import LiveClock
 from slackwater.common.base.errors import ConfigRejected, NobodyThere, Rejected
-from slackwater.common.base.private_files import private_folder, write_private
+from slackwater.common.base.private_files import own_folder, private_folder, write_private
 from slackwater.common.bus.users import BusUser, authorization, new_seed
 from slackwater.console import tables
 from slackwater.console.options import Json, Url
@@ -63,7 +63,7 @@ def users(
     with reported():
         if rotate and retire:
             raise Rejected("--rotate and --retire: give one; first all users take the new seeds")
-        private_folder(folder)
+        own_folder(folder, CONFIG)
         found = [_user(folder, name, rotate, retire) for name in dict.fromkeys(names)]
         text = authorization([each for user in found for each in user])
         path = folder / CONFIG

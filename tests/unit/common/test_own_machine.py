@@ -10,7 +10,12 @@ import pytest
 from slackwater.common.base import limits
 from slackwater.common.base.errors import ConfigRejected
 from slackwater.common.base.file_lock import FileLock
-from slackwater.common.base.private_files import kept_token, private_folder, write_private
+from slackwater.common.base.private_files import (
+    kept_token,
+    own_folder,
+    private_folder,
+    write_private,
+)
 from slackwater.common.bus.access import carries_identity, shown
 from slackwater.common.embedded.restarts import RecentEnds, described, quick_ends, too_often
 
@@ -33,6 +38,23 @@ def test_a_secret_is_private_whatever_was_there_before(tmp_path: Path) -> None:
     open_to_all = tmp_path / "folder"
     open_to_all.mkdir(mode=0o755)
     assert _mode(private_folder(open_to_all)) == 0o700
+
+
+def test_a_folder_with_others_files_is_not_closed_to_them(tmp_path: Path) -> None:
+    """`slackwater bus users /`, by root, shut the machine to everybody else."""
+    shared = tmp_path / "etc"
+    shared.mkdir()
+    shared.chmod(0o755)
+    assert _mode(own_folder(shared, "users.conf")) == 0o700, "nothing is in it"
+    shared.chmod(0o755)
+    (shared / "passwd").touch()
+    with pytest.raises(ConfigRejected, match="holds other files, and others may look into it"):
+        own_folder(shared, "users.conf")
+    assert _mode(shared) == 0o755
+    (shared / "users.conf").touch()
+    assert _mode(own_folder(shared, "users.conf")) == 0o700, "it was ours before"
+    with pytest.raises(ConfigRejected, match="is not a folder"):
+        own_folder(shared / "passwd", "users.conf")
 
 
 def test_what_is_not_a_file_is_never_replaced(tmp_path: Path) -> None:
