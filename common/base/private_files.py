@@ -36,7 +36,7 @@ def private_folder(path: Path) -> Path:
 
 
 def own_folder(path: Path, holds: str) -> Path:
-    """Make or close a folder that a user names, for files of ours alone: `holds` is the name of one.
+    """Make or close a folder that a user names, for files of ours: `holds` is the name of one.
 
     Raises ConfigRejected where other files are there and others may look into it: closed, it would
     be shut to them. Root would close /etc, or /, to the whole machine.

@@ -58,6 +58,9 @@ class Keyboard:
                 await self._wait()
             sent = bytes(self._typed[:TYPED_BYTES_MAX])
             now = await self._ask(attempt, place, sent)
+            if now.place < place:  # Many others sat there meanwhile: it was given to one.
+                self._seat, place = secrets.token_hex(6), 0
+                continue
             taken, place = now.place - place, now.place
             del self._typed[:taken]
             if taken and self.when_room is not None:
