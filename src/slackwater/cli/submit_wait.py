@@ -4,6 +4,7 @@ import asyncio
 
 from slackwater.cli.logs import printer, show_printed
 from slackwater.client import logs, waits
+from slackwater.client.worker_service import Worker
 from slackwater.common.base.errors import Rejected, Retryable, SlackwaterError
 from slackwater.common.shell.client import Client
 from slackwater.console.outcome import FAILED, err, noted
@@ -59,7 +60,7 @@ async def _code(client: Client, record: JobRecord) -> int:
     found: list[LogPiece] = []
     for rank in logs.ranks_of(record) if record.node else ():
         try:
-            piece = await logs.Worker(client, record, rank).piece(None, 0, patient=False)
+            piece = await Worker(client, record, rank).piece(None, 0, patient=False)
         except Rejected:  # It was never started: the record says why.
             continue
         except Retryable as error:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from tempfile import TemporaryFile
 from typing import Final, NamedTuple
 
-from slackwater.client.logs import Note, unnoted
+from slackwater.client.worker_service import Note, unnoted
 from slackwater.common.base.errors import Rejected
 from slackwater.common.shell.client import Client
 from slackwater.common.store.packs import Pack, mebibytes

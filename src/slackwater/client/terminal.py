@@ -5,7 +5,8 @@ import secrets
 from collections.abc import Callable
 from typing import Final
 
-from slackwater.client.logs import LOOK_S, Note, Worker, unnoted
+from slackwater.client.logs import LOOK_S
+from slackwater.client.worker_service import Note, Worker, unnoted
 from slackwater.common.base import limits
 from slackwater.common.base.errors import Unavailable
 from slackwater.common.shell.client import Client

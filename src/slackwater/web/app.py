@@ -23,6 +23,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from slackwater.client import logs
+from slackwater.client.worker_service import Worker, place_of
 from slackwater.common.base.errors import NobodyThere, Rejected, Retryable, SlackwaterError
 from slackwater.console.documents import whole
 from slackwater.schemas.jobs import JobRecord
@@ -162,7 +163,7 @@ class Dashboard:
         record = await logs.started(client, request.path_params["job"], patient=False)
         if rank not in logs.ranks_of(record):
             raise HTTPException(404, f"rank {rank}: the job has {len(logs.ranks_of(record))}")
-        piece = await logs.Worker(client, record, rank).piece(offset, tail, patient=False)
+        piece = await Worker(client, record, rank).piece(offset, tail, patient=False)
         return answer(
             {
                 "start": piece.start,
@@ -171,7 +172,7 @@ class Dashboard:
                 "begin": piece.begin,
                 "ended": piece.ended,
                 "code": piece.code if piece.ended else None,
-                "node": logs.place_of(record, rank),
+                "node": place_of(record, rank),
             }
         )
 
