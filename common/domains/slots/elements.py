@@ -29,7 +29,6 @@ _PART_ELEMENTS: Final = 8 * 1024
 """Squares that are added up in float32: of more, the sum would not be right to a millionth where
 vectors are narrow."""
 _MAGNITUDE: Final = np.uint32(0x7FFFFFFF)
-_INFINITY: Final = np.uint32(0x7F800000)
 _PART: Final = np.uint64(_PART_ELEMENTS)
 _PART_BLOCKS: Final = _PART_ELEMENTS // BLOCK
 
@@ -310,5 +309,5 @@ def pack_blocks(values, packed):
         for i in range(own.size):
             x = np.rint(own[i] * scale) if usable else np.float32(0)
             bounded = max(np.float32(-LARGEST), min(np.float32(LARGEST), x))
-            broken = np.uint32(bits(own[i]) & _MAGNITUDE) >= _INFINITY
+            broken = larger(np.uint32(0), own[i]) >> np.uint32(23) == np.uint32(NOT_FINITE)
             out[i] = np.uint8(LARGEST) if broken else np.uint8(np.int8(bounded))

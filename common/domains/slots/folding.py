@@ -23,7 +23,7 @@ from slackwater.common.domains.slots.gradient_squares import (
 )
 from slackwater.common.domains.slots.kernels import SLOT_DTYPES, Fold, fold_chunk
 from slackwater.common.domains.slots.layout import PAGE, PARAMETER_BYTES, ROWS, tensor_at
-from slackwater.common.domains.slots.packed import packed_bytes
+from slackwater.common.domains.slots.packed import slot_length
 from slackwater.common.domains.slots.region import FoldSpan, SlotRegion
 from slackwater.common.domains.slots.row_kernels import ROW_KERNELS, copy_rows, fold_rows
 from slackwater.common.domains.slots.rows import (
@@ -335,14 +335,14 @@ def blame(region: SlotRegion, alone: int | None = None) -> Refusal:
     if rows is not None and rows.fault:
         return Refusal(tensor_at(region.tensors, 0), rows.rank, rows.fault)
     gradients = (
-        {rank: region.gradient(rank) for rank in _ranks(region, alone)}
+        {rank: _elements(region, rank) for rank in _ranks(region, alone)}
         if rows is None
         else _whole(region, rows)
     )
     for lo in range(0, region.geometry.elements, CHUNK_ELEMENTS):
         hi = min(lo + CHUNK_ELEMENTS, region.geometry.elements)
         for rank, gradient in gradients.items():
-            finite = np.isfinite(_values(region, gradient, lo, hi))
+            finite = np.isfinite(widen(region.to_host(gradient[lo:hi])))
             if not finite.all():
                 element = lo + int(np.argmin(finite))
                 value = _value(region, gradient, element)
@@ -373,15 +373,14 @@ def _blame_overflow(region: SlotRegion, gradients: dict[int, NDArray[np.generic]
     return Refusal(tensor_at(region.tensors, 0), next(iter(gradients)), why)
 
 
-def _values(region: SlotRegion, array: NDArray[np.generic], lo: int, hi: int) -> Floats:
-    """Return elements [lo, hi) of a slot or a buffer, float32."""
-    if array.dtype == np.uint8:
-        return widen(array)[lo:hi]
-    return widen(region.to_host(array[lo:hi]))
+def _elements(region: SlotRegion, rank: int) -> NDArray[np.generic]:
+    """Return a rank's slot with a number for each element."""
+    gradient = region.gradient(rank)
+    return widen(gradient) if region.geometry.dtype == "int8" else gradient
 
 
 def _value(region: SlotRegion, array: NDArray[np.generic], element: int) -> float:
-    return float(_values(region, array, element, element + 1)[0])
+    return float(widen(region.to_host(array[element : element + 1]))[0])
 
 
 def replay(
@@ -404,7 +403,7 @@ def replay(
     states = [
         [np.zeros(size, np.float32), np.empty(size, np.float32)] for _ in range(RULES[name].states)
     ]
-    stride = packed_bytes(size) if dtype == "int8" else size
+    stride = slot_length(size, dtype)
     slots: NDArray[np.generic] = np.empty(0, SLOT_DTYPES[dtype])
     for iteration, gradients in enumerate(iterations, 1):
         workers = len(gradients)

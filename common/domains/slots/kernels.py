@@ -47,7 +47,7 @@ from slackwater.common.domains.slots.gradient_squares import (
     FoldSquares,
     Sums,
 )
-from slackwater.common.domains.slots.packed import packed_bytes
+from slackwater.common.domains.slots.packed import slot_length
 from slackwater.common.domains.slots.rules import (
     B1,
     B1C,
@@ -492,7 +492,7 @@ def warm(rule: str, dtype: DType, workers: int = 1, *, noise: bool = False) -> N
         (np.zeros(1, np.float32), np.zeros(1, np.float32)) for _ in range(1 + RULES[rule].states)
     ]
     states = pairs[1 : 1 + RULES[rule].states]
-    stride = packed_bytes(1) if dtype == "int8" else 1
+    stride = slot_length(1, dtype)
     slots = np.zeros(workers * stride, SLOT_DTYPES[dtype])
     k = np.zeros(SCALARS, np.float32)
     squares = FoldSquares(1.0) if noise and workers > 1 else None

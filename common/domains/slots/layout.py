@@ -22,7 +22,7 @@ from typing import Final
 import msgspec
 
 from slackwater.common.base import limits
-from slackwater.common.domains.slots.packed import packed_bytes
+from slackwater.common.domains.slots.packed import slot_length
 from slackwater.common.domains.slots.rules import RULES
 from slackwater.schemas.base import WORKERS_MAX
 from slackwater.schemas.placement import BucketLayout, JobPlan
@@ -32,7 +32,7 @@ PAGE: Final = 4096
 WORD: Final = 8
 PARAMETER_BYTES: Final = 4
 """Parameters and optimiser states are float32 whatever the gradients' dtype."""
-_ELEMENT_BYTES: Final[dict[DType, int]] = {"float32": 4, "float16": 2, "bfloat16": 2}
+_NUMBER_BYTES: Final[dict[DType, int]] = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 
 UPDATE_PASSES: Final = 2
 """The update reads and writes parameters and state: charged like so many more workers."""
@@ -217,7 +217,7 @@ def folded_bytes(parameter_bytes: int, workers: int) -> int:
 
 def slot_bytes(elements: int, dtype: DType) -> int:
     """Return the bytes of a gradient of so many elements."""
-    return packed_bytes(elements) if dtype == "int8" else elements * _ELEMENT_BYTES[dtype]
+    return slot_length(elements, dtype) * _NUMBER_BYTES[dtype]
 
 
 def pages(nbytes: int) -> int:

@@ -19,6 +19,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from slackwater.schemas.tensors import DType
+
 Floats = NDArray[np.float32]
 Packed = NDArray[np.uint8]
 BLOCK: Final = 32
@@ -36,6 +38,11 @@ _HUGE: Final = 127
 def packed_bytes(elements: int) -> int:
     """Return the bytes of a slot of so many elements."""
     return elements + -(-elements // BLOCK)
+
+
+def slot_length(elements: int, dtype: DType) -> int:
+    """Return how many numbers a slot of so many elements has, as numpy sees it."""
+    return packed_bytes(elements) if dtype == "int8" else elements
 
 
 def elements_of(nbytes: int) -> int:

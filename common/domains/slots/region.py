@@ -47,6 +47,7 @@ from slackwater.common.domains.slots.layout import (
     own_tensors,
     pages,
 )
+from slackwater.common.domains.slots.packed import slot_length
 from slackwater.common.domains.slots.rows import Lacking
 from slackwater.common.domains.slots.rules import STORED_DTYPES, Floats, Hyper
 from slackwater.common.domains.slots.sizes import SIZES, Sizes
@@ -463,7 +464,7 @@ class SlotRegion:
         assert self._buffer is not None, "the region was released"
         geometry = self.geometry
         dtype = STORED_DTYPES[geometry.dtype]
-        count = geometry.gradient_bytes // np.dtype(dtype).itemsize
+        count = slot_length(geometry.elements, geometry.dtype)
         return np.frombuffer(self._buffer, dtype, count, geometry.gradient_offset(rank))
 
     def slots(self, dtype: type[np.generic]) -> NDArray[np.generic]:

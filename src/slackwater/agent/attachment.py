@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from slackwater.agent.link_times import Link
 from slackwater.agent.state_copies import Part
 from slackwater.common.domains.slots.gradient_squares import BucketSquares
-from slackwater.common.domains.slots.layout import slot_bytes
+from slackwater.common.domains.slots.packed import slot_length
 from slackwater.common.domains.slots.rules import Floats
 from slackwater.common.domains.slots.sizes import Size, Sizes
 from slackwater.schemas.tensors import DType
@@ -26,7 +26,7 @@ ELEMENT: Final[dict[str, np.dtype[Any]]] = {
 
 def slot_array(elements: int, dtype: DType) -> Array:
     """Return zeroed memory for a gradient as it travels, flat."""
-    return np.zeros(slot_bytes(elements, dtype) // ELEMENT[dtype].itemsize, ELEMENT[dtype])
+    return np.zeros(slot_length(elements, dtype), ELEMENT[dtype])
 
 
 OWN: Final = -1

@@ -42,6 +42,7 @@ from slackwater.common.domains.slots.layout import (
     pages,
     slot_bytes,
 )
+from slackwater.common.domains.slots.packed import slot_length
 from slackwater.common.domains.slots.region import STATE_SINCE, VERSION, SlotRegion
 from slackwater.common.domains.slots.rows import ALL, nbytes, width_of
 from slackwater.common.domains.slots.rules import Floats, Hyper
@@ -201,12 +202,12 @@ class Staging:
     region of its own, which an RDMA device registers once and then reads and writes itself."""
 
     def __init__(self, elements: int, dtype: DType) -> None:
-        gradient_bytes, element = slot_bytes(elements, dtype), ELEMENT[dtype]
-        first, step = pages(gradient_bytes), pages(4 * elements)  # A window can show pages.
+        # A window can show pages.
+        first, step = pages(slot_bytes(elements, dtype)), pages(4 * elements)
         region = Region.create(first + 2 * step, "staging")
         weakref.finalize(self, region.close)
-        count = gradient_bytes // element.itemsize
-        self.gradient: Array = np.frombuffer(region.buffer, element, count)
+        count = slot_length(elements, dtype)
+        self.gradient: Array = np.frombuffer(region.buffer, ELEMENT[dtype], count)
         self.parameters = [
             np.frombuffer(region.buffer, np.float32, elements, first + parity * step)
             for parity in range(2)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from slackwater.agent.attachment import Array, Attached
+from slackwater.agent.virtual_agent import VirtualAgent
 from slackwater.agent.worker_bucket import (
     WorkerBucket,
     check_gradient,
@@ -16,7 +17,7 @@ from slackwater.agent.worker_bucket import (
 )
 from slackwater.common.base.errors import Rejected
 from slackwater.common.domains.slots.frames import PushRefused
-from slackwater.common.domains.slots.packed import packed_bytes, unpack
+from slackwater.common.domains.slots.packed import pack, packed_bytes, unpack
 from slackwater.common.domains.slots.rules import Floats
 from slackwater.schemas.base import JobId
 from slackwater.schemas.placement import BucketLayout, JobPlan
@@ -172,6 +173,28 @@ def test_gradients_of_eight_bits_are_packed_once_all_are_there() -> None:
     assert unpack(moved.gradient).tolist() == [0, 1, 2, 3, 4, 5, 9]
     assert (bucket.iteration, bucket.bytes_of(0), bucket.bytes_of(1)) == (1, 7, 2)
     assert check_gradient(W, SPECS[0], "int8") == "", "they are packed here"
+
+
+def test_each_virtual_rank_packs_its_own_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One process computes three, one after another, in one room."""
+    monkeypatch.delenv("SLACKWATER_JOB", raising=False)
+    rng, expected = np.random.default_rng(0), np.zeros(57, np.float32)
+    with VirtualAgent(
+        virtual_ranks=3, tensors={"a": np.zeros(50, np.float32), "b": np.zeros(7, np.float32)},
+        gradient_dtype="int8", update=UpdateRule(name="sgd", learning_rate=0.5),
+    ) as agent:  # fmt: skip
+        for iteration in range(1, 4):
+            total = np.zeros(57, np.float32)
+            for _ in agent.begin(iteration):
+                gradient = rng.standard_normal(57).astype(np.float32)
+                agent.gradient_buffer("a")[...] = gradient[:50]
+                agent.push("a")
+                agent.push("b", gradient[50:])
+                total = total + unpack(pack(gradient))
+            agent.wait()
+            expected = expected - np.float32(0.5) * (total * np.float32(1 / 3))
+            got = np.concatenate([agent.pull("a"), agent.pull("b")])
+            np.testing.assert_array_equal(got, expected)
 
 
 def test_gradients_of_eight_bits_are_neither_sparse_nor_on_a_device() -> None:
