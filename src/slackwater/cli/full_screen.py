@@ -311,7 +311,9 @@ class Top(App[int]):
             if yes:
                 self.run_worker(self._act(verb, row["id"]))
 
-        self.push_screen(Question(f"{verb} job {row['id']}, which is {row['state']}?"), answered)
+        self.push_screen(
+            Question(f"{verb} job {row['id']}, which is {row['state']}?  y / n"), answered
+        )
 
     async def _act(self, verb: str, job: str) -> None:
         acts: dict[str, Callable[[str], Awaitable[object]]] = {
@@ -326,7 +328,7 @@ class Top(App[int]):
         self.notify(f"job {job}: {verb}", timeout=SAID_S, markup=False)
 
     def action_help(self) -> None:
-        self.push_screen(Keys())
+        self.push_screen(Keys(KEYS))
 
 
 class JobScreen(Screen[None]):
@@ -406,41 +408,38 @@ class LogScreen(Screen[None]):
             log.scroll_end(animate=False)
 
 
-class Question(ModalScreen[bool]):
-    """A question that is answered by y or n."""
+class Box(ModalScreen[bool]):
+    """A text in the middle of the screen."""
 
     CSS = """
-    Question { align: center middle; }
-    Question Static { width: auto; height: auto; border: round $warning; padding: 1 2;
-                      background: $panel; }
+    Box { align: center middle; }
+    Box Static { width: auto; height: auto; border: round $accent; padding: 1 2;
+                 background: $panel; }
     """
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("y", "dismiss(True)", "yes"),
-        Binding("n,escape,q,enter", "dismiss(False)", "no"),
-    ]
 
     def __init__(self, text: str) -> None:
         super().__init__()
         self._text = text
 
     def compose(self) -> ComposeResult:
-        yield Static(f"{self._text}  y / n", markup=False)
+        yield Static(self._text, markup=False)
 
 
-class Keys(ModalScreen[None]):
+class Question(Box):
+    """A question that is answered by y or n."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("y", "dismiss(True)", "yes"),
+        Binding("n,escape,q,enter", "dismiss(False)", "no"),
+    ]
+
+
+class Keys(Box):
     """The keys."""
 
-    CSS = """
-    Keys { align: center middle; }
-    Keys Static { width: auto; height: auto; border: round $accent; padding: 1 2;
-                  background: $panel; }
-    """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q,question_mark,enter", "app.pop_screen", "back")
     ]
-
-    def compose(self) -> ComposeResult:
-        yield Static(KEYS, markup=False)
 
 
 def _cell(column: Column, text: str) -> Text:
