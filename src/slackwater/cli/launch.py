@@ -155,7 +155,9 @@ def _spec(
     if not app and (options["words"] or not program):
         given = " ".join(options["words"] or ())
         what = f"{shown(given)}: a command" if given else "nothing to run: the command"
-        raise Usage(f"{what} comes after --: slackwater launch -- {given or 'python train.py'}")
+        usual = "--pty -- bash" if options["pty"] else "-- python train.py"
+        like = f"-- {given}" if given else usual
+        raise Usage(f"{what} comes after --: slackwater launch {like}")
     if options["id"]:
         an_id("--id", options["id"])
     if options["pty"]:

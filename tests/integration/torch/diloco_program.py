@@ -9,10 +9,12 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 import torch
 from torch import nn
 
 import slackwater.torch
+from slackwater.schemas.tensors import DType
 
 EXCHANGES, KILLED, AT = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 LAG_S, FOLDER = float(sys.argv[4]), Path(sys.argv[5])
@@ -24,7 +26,7 @@ inner = torch.optim.AdamW(model.parameters(), lr=1e-2)
 outer = torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
 optimizer = slackwater.torch.DiLoCo(
     model, inner, outer, sync_every=EVERY, fragments=2, total_momentum=True,
-    gradient_dtype=os.environ["DTYPE"],  # type: ignore[arg-type]
+    gradient_dtype=msgspec.convert(os.environ["DTYPE"], DType),
 )  # fmt: skip
 rank = optimizer.agent.rank
 weights = torch.randn(20, 4, generator=torch.Generator().manual_seed(9))

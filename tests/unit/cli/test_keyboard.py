@@ -8,6 +8,7 @@ from contextlib import suppress
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.waiting import soon
 
 from slackwater.client.terminal import PENDING_BYTES_MAX, Keyboard
 from slackwater.common.base import codec
@@ -67,9 +68,7 @@ class Site:
         return Typed(job="j1", rank=0, attempt=self.attempt, place=place)
 
     async def until(self, read: bytes) -> None:
-        async with asyncio.timeout(600):
-            while self.read != read:  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
+        await soon(lambda: self.read == read, f"{len(read)} bytes are read")
 
 
 def simulated(site: Site, program: Callable[[Keyboard], Awaitable[None]]) -> None:
